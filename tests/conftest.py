@@ -63,7 +63,7 @@ _GROUPS: Final = {
     "simulation": "laws of the core under random events, and the mutants that they kill",
     "daemons": "all other heavy tests: of whole servers, the command line and the house",
 }
-"""Each test is in one group. `make test-heavy GROUP=…` runs one of them, except `fast`."""
+"""The groups of tests; `make test-heavy GROUP=…` runs one of these groups, except `fast`."""
 
 
 class _FailureLines:
@@ -73,7 +73,7 @@ class _FailureLines:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print one line for a test that failed or is repeated."""
+        """Print a line for a test that failed or that is repeated."""
         if report.outcome not in ("failed", "rerun"):
             return
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -101,13 +101,13 @@ class _Leftovers(logging.Handler):
 
 
 class _CpuClock:
-    """Measures the CPU time of this process and of its children that have ended."""
+    """A clock for the CPU time of the test process and of its children that have ended."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def lap(self) -> float:
-        """Return the CPU seconds since the last call."""
+        """Return the CPU seconds since the last call of `lap`."""
         usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         before, self._seconds = self._seconds, sum(each.ru_utime + each.ru_stime for each in usages)
         return self._seconds - before
@@ -331,7 +331,7 @@ def _no_workload_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A real PostgreSQL, started once per run."""
+    """A real PostgreSQL server, started once per run of the tests."""
     pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
     programs = find_programs()
     if programs is None:
@@ -342,7 +342,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
+    """The path of the wheel that is built from the tree."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     subprocess.run(build, cwd=_HERE.parent, check=True, capture_output=True)
@@ -361,7 +361,7 @@ def ray_clusters() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def podman() -> Iterator[tuple[Path, Any]]:
-    """A real Podman with an image of busybox: its socket, and a client of it."""
+    """The socket and a client of a real Podman that has an image of busybox."""
     for tool, package in (("podman", "podman"), ("runc", "runc"), ("busybox", "busybox-static")):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {package}")
@@ -387,7 +387,7 @@ def podman() -> Iterator[tuple[Path, Any]]:
 
 @pytest.fixture(scope="module")
 def container_engine(podman: tuple[Path, Any]) -> Iterator[Any]:
-    """A client of Podman; `DOCKER_HOST` names this Podman only for the tests of one file.
+    """A client of the fixture `podman`; `DOCKER_HOST` names it only for the tests of one file.
 
     Daemons of other test files must not find it: a slow Podman would delay their
     starts.
@@ -405,7 +405,7 @@ def container_image(container_engine: Any) -> str:
 
 
 def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
-    """Start Podman's API server, with all its data in a folder of its own."""
+    """Start Podman's API server, with all its data in a separate folder."""
     # Some machines do not allow Podman's own higher limits.
     files, tasks = (min(_BOUND, *resource.getrlimit(each)) for each in _BOUNDED)
     (folder / "containers.conf").write_text(

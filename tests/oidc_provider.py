@@ -52,11 +52,11 @@ class Provider:
         assert "signs" in self._read_line()
 
     def stop(self) -> None:
-        """Accept connections but answer none, until `go_on`."""
+        """Have the issuer accept connections but answer no request, until `go_on`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Answer connections again."""
+        """Have the issuer answer requests again."""
         self._process.send_signal(signal.SIGCONT)
 
     def confirm(self, url: str, person: str) -> None:
@@ -88,7 +88,7 @@ class Provider:
 
 @contextlib.contextmanager
 def provider(folder: Path, **variables: str) -> Iterator[Provider]:
-    """Run an issuer until the block ends."""
+    """Run an OpenID Connect issuer until the block ends."""
     program = folder / _SOURCE.name
     program.write_bytes(_SOURCE.read_bytes())
     (folder / "node_modules").symlink_to(_install() / "node_modules")

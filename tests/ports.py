@@ -1,4 +1,4 @@
-"""Ports of this machine at which nothing listens."""
+"""Finds ports of this machine at which no program listens."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""A real Ray on this machine, shared by test files that need the same nodes."""
+"""Ray clusters on this machine that test files with equal needs share."""
 
 import contextlib
 import logging
@@ -41,7 +41,7 @@ def give_up_soon(patch: pytest.MonkeyPatch) -> None:
 
 
 class RayCluster:
-    """A head without processors, and numbered nodes, which subclasses define."""
+    """A Ray cluster of a head without processors and numbered nodes, which subclasses define."""
 
     nodes: ClassVar[frozenset[int]] = frozenset()
     """The numbers of the nodes that exist at the start of each test file."""
@@ -144,7 +144,7 @@ class RayCluster:
             until(lambda: host.node_id not in self.alive())
 
     def mend(self, *absent: int) -> None:
-        """Restore the cluster's nodes, except the given ones."""
+        """Restore the cluster's nodes, except the given nodes."""
         wanted = self.nodes - set(absent)
         alive = self.alive()
         for number, host in list(self.hosts.items()):

@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Served:
-    """Serves on a thread of its own until it is closed."""
+    """A server that answers on a separate thread until it is closed."""
 
     daemon_threads = True
 
@@ -50,7 +50,7 @@ class Served:
 
 
 class Site(Served, ThreadingHTTPServer):
-    """A server over HTTP, with TLS where there is a context."""
+    """A server over HTTP, with TLS if the test gives a context."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

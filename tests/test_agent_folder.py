@@ -1,4 +1,4 @@
-"""The addresses of a machine in its agent's hello: only those that a restart does not change."""
+"""An agent's hello has only hardware addresses that a restart does not change."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def add_interface(machine: Path, name: str, bus: str, **files: str) -> None:
         (machine / "net" / name / each).write_text(f"{text}\n")
 
 
-def test_only_addresses_that_outlast_a_restart_are_sent(
+def test_an_agent_sends_only_hardware_addresses_that_outlast_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_folder, "_INTERFACES", tmp_path / "net")

@@ -1,4 +1,4 @@
-"""Start and end of the programs: standard modules first, one line for Ctrl-C or a full disk."""
+"""Programs import standard modules first, and end in one line at Ctrl-C or on a full disk."""
 
 import fcntl
 import os
@@ -64,7 +64,7 @@ def test_a_full_stdout_ends_in_one_line(words):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_a_closed_reader_of_stdout_is_not_an_error(words):
+def test_a_reader_that_closes_stdout_causes_no_error_message(words):
     name, *rest = words
     reading, writing = os.pipe()
     os.close(reading)
@@ -73,7 +73,7 @@ def test_a_closed_reader_of_stdout_is_not_an_error(words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_stdout_that_refuses_to_block_gets_everything():
+def test_a_stdout_that_refuses_to_block_gets_the_whole_output():
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4_096)
     os.set_blocking(writing, False)  # As a parent process may do that uses the pipe, too.

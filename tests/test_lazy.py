@@ -1,4 +1,4 @@
-"""Importing a client or a program loads few modules; the rest is loaded at first use."""
+"""The import of a client or a program loads few modules, and the rest at first use."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Values of the model in policies and programs of users."""
+"""Tests of the model's values in policies and programs of users."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def test_values_work_with_functions_of_dataclasses(value, changed):
     assert dataclasses.asdict(copy) == dataclasses.asdict(value) | changed
 
 
-def test_values_within_a_dataclass_are_encoded_with_it():
+def test_values_of_the_model_within_a_dataclass_are_encoded_with_the_dataclass():
     terms = LeaseTerms(60.0, anti_affinity=AntiAffinity("web"))
     document = dataclasses.asdict(Program((SHARE,), terms))
     assert document["placement"][0]["cluster_id"] == "c"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS_MAX = 90.0
-"""Longest wait in seconds; longer means that the awaited state never comes."""
+"""Longest wait in seconds, after which the awaited state counts as one that never comes."""
 
 
 def until(condition: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
-    """Call a function until it returns a true value; return that value."""
+    """Call a function until it returns a true value; return this value."""
     give_up_at = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < give_up_at, "the awaited state did not come"
@@ -20,7 +20,7 @@ def until(condition: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
 
 
 async def async_until(condition: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
-    """Like `until`; the function may be a coroutine function."""
+    """Call a function or coroutine function until its result is true; return the result."""
     async with asyncio.timeout(seconds):
         while True:
             answer = condition()

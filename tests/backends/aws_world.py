@@ -48,7 +48,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Fault:
-    """A prepared answer that replaces AWS's."""
+    """A prepared answer that the proxy sends in place of AWS's answer."""
 
     action: str
     code: str
@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Memory:
-    """The state of the proxy; cleared before each test."""
+    """The state of the proxy, which the fixture `aws` clears before each test."""
 
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class AwsWorld:
         }
 
     def ec2(self, region: str = REGION) -> Any:
-        """Return a client that connects to moto directly, not through this proxy."""
+        """Return a client of EC2 that connects to moto directly, not through the proxy."""
         import boto3  # noqa: PLC0415  # An extra; the tests are skipped without it.
 
         with self.launching:
@@ -153,7 +153,7 @@ class AwsWorld:
         times: int = 1_000_000,
         lost: bool = False,
     ) -> None:
-        """Refuse calls; with `lost`, carry them out and replace the answer.
+        """Refuse calls of AWS; with `lost`, carry the calls out and replace their answers.
 
         A message that starts with `<` is the whole answer.
         """
@@ -349,7 +349,7 @@ def aws_server() -> Iterator[AwsWorld]:
 
 @pytest.fixture
 def aws(aws_server: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> AwsWorld:
-    """The simulated AWS, cleared for each test; boto3 finds it by environment variables."""
+    """The simulated AWS, cleared for each test; environment variables lead boto3 to it."""
     aws_server.forget()
     for name, value in aws_server.environment.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""A user's job on Ray: it reports which devices its tasks and actors see, then continues."""
+"""A user's job on Ray, which reports the devices that its tasks and actors see, then continues."""
 
 import json
 import os

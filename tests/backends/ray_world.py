@@ -1,4 +1,4 @@
-"""A real Ray of two nodes with declared GPUs, and a search for leftovers of workloads."""
+"""A real Ray cluster of two nodes with declared GPUs, and a search for leftovers of workloads."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ GPUS: Final = 4
 
 @ray.remote(num_cpus=1, num_gpus=1)
 class Stranger:
-    """Another program's actor."""
+    """An actor of another program, which holds resources of Ray."""
 
     def devices(self) -> list[str]:
         return ray.get_runtime_context().get_accelerator_ids()["GPU"]
 
 
 class RayWorld(RayCluster):
-    """The cluster: a head without devices, and nodes with some."""
+    """A Ray cluster of a head without devices, and nodes with devices."""
 
     nodes = frozenset({0, 1})
 

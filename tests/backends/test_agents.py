@@ -1,4 +1,4 @@
-"""Both ends of an agent's connection over loopback, and what they do when it is lost."""
+"""Both ends of an agent's connection over loopback, and their behaviour when it is lost."""
 
 import asyncio
 import dataclasses
@@ -115,7 +115,9 @@ async def test_an_order_goes_to_the_machine_of_its_placement(world: World) -> No
     assert {each.id for each in await world.fleet.discover()} == {"a", "b"}
 
 
-async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) -> None:
+async def test_an_agent_and_its_successor_refuse_an_order_with_a_smaller_fencing_number(
+    world: World,
+) -> None:
     await world.fleet.start(order(fencing=5))
     with pytest.raises(BackendError, match="fencing number 4 is outdated: one with 5"):
         await world.fleet.start(order(fencing=4))
@@ -167,7 +169,7 @@ async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_no_heartb
             await serving
 
 
-async def test_an_agent_that_does_not_list_its_workloads_is_refused_in_time(
+async def test_the_server_refuses_an_agent_that_does_not_list_its_workloads_in_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang() -> None:
@@ -206,7 +208,9 @@ async def test_a_start_continues_while_its_agent_is_disconnected(world: World) -
     living.cancel()
 
 
-async def test_an_agent_learns_how_long_a_cancelled_start_may_take_to_end(world: World) -> None:
+async def test_an_order_to_cancel_tells_the_agent_how_long_the_end_of_the_start_may_take(
+    world: World,
+) -> None:
     bounds: list[float | None] = []
 
     class Noting(MemoryBackend):
@@ -289,7 +293,9 @@ def lease_on(name: str, *nodes: str) -> Lease:
     return Lease(RequestId(name), *about)
 
 
-async def test_a_lost_machine_loses_its_workloads_until_it_reconnects(world: World) -> None:
+async def test_workloads_of_a_lost_machine_count_as_lost_until_the_machine_reconnects(
+    world: World,
+) -> None:
     for name in ("a", "over"):
         await world.fleet.start(order(name))
     world.leases["a"] = lease_on("a", "n1")
@@ -308,7 +314,7 @@ async def test_a_lost_machine_loses_its_workloads_until_it_reconnects(world: Wor
     living.cancel()
 
 
-async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: World) -> None:
+async def test_a_gang_counts_as_lost_until_all_its_machines_are_heard_again(world: World) -> None:
     other = world.fleet.machine((PLACE[0], NodeId("n2")))
     world.leases["a"] = lease_on("a", "n1", "n2")
     await world.agents.start(order())
@@ -331,7 +337,9 @@ async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: Worl
     assert len(reports) == 3
 
 
-async def test_a_gang_ends_although_a_member_is_reported_ready_after_its_end(world: World) -> None:
+async def test_a_gang_ends_although_a_member_is_reported_ready_after_the_end_of_the_gang(
+    world: World,
+) -> None:
     other = world.fleet.machine((PLACE[0], NodeId("n2")))
     world.fleet._remember("a", [world.machine, other])
     reports: list[WorkloadReport] = []
@@ -362,7 +370,9 @@ def test_the_exit_code_of_an_agent_is_bounded(value: Any, code: int, bounded: in
     assert backend._value(raw, type(value)).exit_code == bounded
 
 
-def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:
+def test_the_limit_of_silence_stays_until_the_server_has_agreed_to_a_longer_limit(
+    tmp_path: Path,
+) -> None:
     assert not HeardFile(tmp_path, 0.0).passed
     before = deadline.now()
     HeardFile(tmp_path, 50.0).note_agreement(before)
@@ -399,10 +409,10 @@ async def test_a_gang_found_after_a_restart_survives_another_stop(
     assert reports == []
 
 
-async def test_a_gang_with_a_forgotten_machine_ends_while_its_others_are_away(
+async def test_a_gang_with_a_forgotten_machine_ends_while_its_other_machines_are_away(
     world: World,
 ) -> None:
-    """After a restart of the server, before any agent has connected."""
+    """The server has restarted, and no agent has connected yet."""
     away, forgotten = (world.fleet.machine((PLACE[0], NodeId(each))) for each in ("n2", "n3"))
     shares = (*PLACEMENT, *(Share(*each.place) for each in (away, forgotten)))
     gang = Order("a", MemoryResourceSpec(), shares, resumed=True)
@@ -439,7 +449,7 @@ async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) 
 async def test_a_gang_with_a_forgotten_machine_is_never_reported_healthy(
     world: World,
 ) -> None:
-    """The server was down meanwhile, so it remembers nothing but the lease."""
+    """The server was down when the machine was forgotten, so it only knows the lease."""
     await world.agents.start(order())
     world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):

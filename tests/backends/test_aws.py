@@ -1,4 +1,4 @@
-"""The backend `aws` against moto's server: the order of its attempts, and its reports."""
+"""Tests of the order of attempts and of the reports of the backend `aws`, at moto's server."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ async def until(condition: Callable[[], Any]) -> None:
 # Order of attempts ------------------------------------------------------------------------------
 
 
-async def test_a_zone_without_capacity_is_left_at_once(aws, backend):
+async def test_after_a_refusal_for_capacity_the_search_leaves_the_zone_at_once(aws, backend):
     """AWS answers with HTTP 500; boto3 would repeat the call four times, with pauses."""
     code = "InsufficientInstanceCapacity"
     aws.refuse("RunInstances", code, status=500, when=lambda each: each[ZONE] == "us-east-1a")
@@ -102,7 +102,7 @@ async def test_a_node_with_the_spot_label_is_rented_as_spot(aws, tmp_path):
     await backend.close()
 
 
-async def test_spot_is_used_if_available(aws, backend):
+async def test_a_spot_instance_is_started_if_the_market_has_capacity(aws, backend):
     spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
     assert (await backend.start(Order("a", spec))).detail.endswith("spot")
 
@@ -114,7 +114,7 @@ async def test_an_exhausted_spot_quota_skips_other_zones(aws, backend):
     assert [spot(each) for each in aws.requests("RunInstances")] == [True, False]
 
 
-async def test_without_fallback_only_spot_is_tried(aws, backend):
+async def test_without_fallback_only_the_spot_market_is_tried(aws, backend):
     aws.refuse("RunInstances", "InsufficientInstanceCapacity", "none left", when=spot, status=500)
     spec = InstanceResourceSpec(
         instance_type="t3.micro", spot=True, on_demand_fallback=False, zones=["us-east-1a"]
@@ -126,7 +126,9 @@ async def test_without_fallback_only_spot_is_tried(aws, backend):
     assert len(aws.requests("RunInstances")) == 1
 
 
-async def test_the_next_cheapest_type_is_tried_if_the_spec_names_no_type(aws, backend):
+async def test_after_a_refusal_the_next_cheapest_type_is_tried_if_the_spec_names_no_type(
+    aws, backend
+):
     aws.refuse(
         "RunInstances",
         "InsufficientInstanceCapacity",
@@ -149,7 +151,9 @@ async def test_the_next_cheapest_type_is_tried_if_the_spec_names_no_type(aws, ba
         ({"instance_type": "t3.micro"}, {}, "t3.micro"),
     ],
 )
-async def test_fields_missing_in_the_spec_come_from_the_node(aws, tmp_path, spec, labels, kind):
+async def test_labels_of_the_node_give_the_fields_that_the_spec_omits(
+    aws, tmp_path, spec, labels, kind
+):
     labels = {**labels, "topology.kubernetes.io/zone": "us-west-2b"}
     labels["topology.kubernetes.io/region"] = "us-west-2"
     node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
@@ -277,14 +281,16 @@ async def test_a_gang_is_refused(backend):
 # One name, one instance -------------------------------------------------------------------------
 
 
-async def test_a_launch_whose_answer_is_lost_makes_one_instance(aws, backend):
+async def test_a_launch_whose_answer_is_lost_makes_a_single_instance(aws, backend):
     aws.refuse("RunInstances", "", times=1, lost=True)
     await backend.start(Order("a", SMALL))
     assert len(aws.requests("RunInstances")) == 2
     only(aws, "a")
 
 
-async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, backend, tmp_path):
+async def test_a_crash_between_launch_and_first_look_makes_a_single_instance(
+    aws, backend, tmp_path
+):
     """AWS does not list the new instance yet, so only the client token can find it."""
     await backend.start(Order("a", SMALL))
     await backend.close()
@@ -330,7 +336,9 @@ async def test_a_resumed_workload_that_aws_forgot_is_not_started_again(aws, back
     assert aws.requests("RunInstances") == []
 
 
-async def test_a_start_repeated_with_other_arguments_makes_one_instance(aws, backend, tmp_path):
+async def test_a_start_repeated_with_other_arguments_makes_a_single_instance(
+    aws, backend, tmp_path
+):
     await backend.start(Order("a", SMALL))
     await backend.close()
     aws.hide(2)
@@ -351,7 +359,7 @@ async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
     only(aws, "a")
 
 
-async def test_of_two_instances_with_one_name_the_ready_one_stays(aws, backend):
+async def test_of_two_instances_with_one_name_the_ready_instance_stays(aws, backend):
     ready = await backend.start(Order("a", SMALL))
     stored = only(aws, "a")
     same = [each for each in stored["Tags"] if each["Key"] != "moorage:ready"]
@@ -421,7 +429,7 @@ async def test_an_instances_tags_and_script_have_its_lease_id(aws, backend):
 
 
 async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
-    """Its subnet consists of this machine's loopback addresses, so the port is a real one."""
+    """The instance's subnet has this machine's loopback addresses, so its port is a real port."""
     ec2 = aws.ec2()
     vpc = ec2.create_vpc(CidrBlock="127.77.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.77.1.0/24", AvailabilityZone="us-east-1a")[
@@ -536,7 +544,7 @@ async def test_a_silent_region_does_not_affect_instances_elsewhere(aws, backend)
     assert aws.instances(region="eu-west-1") == []
 
 
-async def test_a_container_is_an_instance_that_runs_it(aws, backend):
+async def test_a_container_at_aws_is_an_instance_that_runs_the_container(aws, backend):
     spec = ContainerResourceSpec(
         image="python:3.13",
         command=["serve", "it's"],

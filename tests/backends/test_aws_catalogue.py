@@ -57,7 +57,7 @@ def product(kind: str, price: str, unit: str = "Hrs") -> str:
     return json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
 
 
-def test_a_refreshed_list_replaces_the_shipped_one(aws, tmp_path):
+def test_a_refreshed_list_of_prices_replaces_the_shipped_list(aws, tmp_path):
     aws.memory.prices = [product("g5.xlarge", "1.42"), product("t3.micro", "0.0000000000")]
     made = refresh(AwsCalls(), tmp_path, "eu-west-1")
     read = load(tmp_path, "eu-west-1")
@@ -71,7 +71,7 @@ def test_a_refreshed_list_replaces_the_shipped_one(aws, tmp_path):
     assert load(tmp_path, "us-east-1").region == "us-east-1"
 
 
-def test_a_refresh_that_fails_leaves_the_list_as_it_was(aws, tmp_path):
+def test_a_refresh_that_fails_leaves_the_list_of_prices_unchanged(aws, tmp_path):
     with pytest.raises(BackendError, match="no prices of eu-west-1"):
         refresh(AwsCalls(), tmp_path, "eu-west-1")
     aws.refuse("DescribeInstanceTypes", "UnauthorizedOperation")
@@ -80,7 +80,7 @@ def test_a_refresh_that_fails_leaves_the_list_as_it_was(aws, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_list_names_its_file(tmp_path):
+def test_the_error_about_a_broken_list_of_prices_names_the_file(tmp_path):
     (tmp_path / "catalogue-eu-west-1.json").write_text("[]")
     with pytest.raises(BackendError, match=r"catalogue-eu-west-1\.json is not a catalogue"):
         load(tmp_path, "eu-west-1")

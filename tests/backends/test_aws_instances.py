@@ -1,4 +1,4 @@
-"""The backend's reports about AWS instances."""
+"""Tests of the reports of the backend `aws` about instances."""
 
 from datetime import UTC, datetime
 

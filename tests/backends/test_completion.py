@@ -36,7 +36,7 @@ async def test_results_and_errors_of_the_work_are_passed_on():
         await finish(fail())
 
 
-async def test_an_error_after_the_cancellation_becomes_its_cause_and_is_not_reported():
+async def test_an_error_of_cancelled_work_becomes_the_cause_of_the_cancellation():
     loop, errors, go_on = asyncio.get_running_loop(), [], asyncio.Event()
     loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
 

@@ -1,4 +1,4 @@
-"""Containers of this machine, beyond what the conformance suite tests of every backend."""
+"""Tests of containers on this machine that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ def test_without_a_lease_a_spec_gives_the_number_or_names_of_gpus():
         make_plan(ContainerResourceSpec(gpus=3))
 
 
-def test_an_image_cannot_give_gpus_to_a_container_without_any():
+def test_an_image_cannot_give_gpus_to_a_container_that_has_no_gpus():
     environment = make_plan(ContainerResourceSpec(), share()).environment
     assert environment == NO_DEVICES
     part = share(gpus=("0",), gpu_milli=250)
@@ -180,7 +180,7 @@ class QuickEngine(BaseHTTPRequestHandler):
         self.wfile.write(head + kind + b"".join(frames))
 
     def address_string(self) -> str:
-        """Return no address: a Unix socket has none."""
+        """Return no address, since a Unix socket has no address."""
         return ""
 
     def log_message(self, *_: object) -> None:
@@ -284,7 +284,9 @@ async def test_a_taken_port_fails_the_start_with_address_in_use(backend, contain
 
 
 @pytest.mark.heavy
-async def test_limits_are_enforced_and_change_while_it_runs(backend, container_image):
+async def test_limits_of_a_container_are_enforced_and_change_while_the_container_runs(
+    backend, container_image
+):
     spec = shell(container_image, "sleep 1000", cpu_count=0.5, mem_limit="64m")
     await backend.start(Order("a", spec))
     read = (
@@ -340,7 +342,7 @@ async def test_a_gpu_that_the_container_engine_does_not_know_fails_the_start(
 
 
 @pytest.mark.heavy
-async def test_an_image_is_pulled_and_the_backend_reports_that(backend):
+async def test_an_image_is_pulled_and_the_backend_reports_the_pull(backend):
     reports: list[WorkloadReport] = []
     backend.listen(reports.append)
     with pytest.raises(BackendError, match=r"127.0.0.1:1/no/such:1 cannot be pulled: .*refused"):
@@ -367,7 +369,9 @@ async def test_a_paused_or_silent_container_is_not_usable(
         assert (await backend.probe(name)).phase is Phase.STARTING
 
 
-async def test_output_is_read_by_offsets_and_outlasts_the_container(backend, container_image):
+async def test_readers_get_output_by_offsets_and_the_output_outlasts_the_container(
+    backend, container_image
+):
     script = (
         "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo wrong >&2"
     )
@@ -386,7 +390,7 @@ async def test_output_is_read_by_offsets_and_outlasts_the_container(backend, con
 
 
 @pytest.mark.heavy
-async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(
+async def test_a_command_that_takes_too_long_is_killed_with_all_processes_that_it_started(
     backend, container_image
 ):
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
@@ -456,7 +460,7 @@ async def test_a_container_removed_from_outside_has_failed_and_does_not_start_ag
 async def test_the_end_is_the_last_report_of_a_container(
     backend, container_engine, container_image, monkeypatch
 ):
-    """The container ends between the check that finds it ready and the report of that."""
+    """The container ends after the check that finds it ready, and before the report."""
     phases: list[Phase] = []
     ended, loop, answers_at_once = asyncio.Event(), asyncio.get_running_loop(), Containers._answers
 
@@ -512,7 +516,9 @@ asyncio.run(main())
 
 
 @pytest.mark.heavy
-def test_containers_of_the_library_end_with_its_process(container_engine, container_image):
+def test_containers_of_the_library_end_with_the_process_that_uses_the_library(
+    container_engine, container_image
+):
     with subprocess.Popen(
         [sys.executable, "-c", _LIBRARY, container_image],
         stdin=subprocess.PIPE,

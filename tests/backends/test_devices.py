@@ -1,4 +1,4 @@
-"""GPUs of this machine: no workload starts on a GPU in use, whatever name the order uses."""
+"""No workload starts on a GPU of this machine that is in use, whatever name the order uses."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def test_ten_shares_of_a_tenth_fit_on_one_gpu():
         devices.take(order("more", "node", "0", milli=1))
 
 
-def test_an_instance_and_its_gpu_exclude_each_other_and_two_instances_do_not():
+def test_a_mig_instance_and_its_gpu_exclude_each_other_and_two_instances_of_a_gpu_do_not():
     devices = Devices([], {})
     devices.take(order("a", "one", "1:0"))
     devices.take(order("b", "two", "1:1"))
@@ -114,7 +114,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, number): return handle[number + 
 
 @pytest.fixture
 def set_gpus(tmp_path, monkeypatch):
-    """Set the GPUs that this machine has."""
+    """Set the GPUs that NVML reports of this machine."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(tmp_path)
     look_again()
@@ -128,7 +128,7 @@ def set_gpus(tmp_path, monkeypatch):
 
 
 def order_by_uuid(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
-    """An order for devices by name and UUID; `a/b` is the instance b of a."""
+    """Make an order for devices by name and UUID; `a/b` is the MIG instance b of the GPU a."""
     ids = []
     for _, uuid in gpus:
         parent, _, own = uuid.rpartition("/")
@@ -194,7 +194,7 @@ def test_a_mig_instance_is_identified_by_its_uuid(set_gpus):
     devices.take(order_by_uuid("new", ("1:1", "xxx/a")))
 
 
-def test_shares_of_a_gpu_are_counted_under_all_its_names(set_gpus):
+def test_shares_of_a_gpu_are_counted_under_all_names_of_the_gpu(set_gpus):
     set_gpus("aaa", "bbb")
     devices = Devices([], {})
     devices.take(order_by_uuid("one", ("0", "aaa"), milli=600))

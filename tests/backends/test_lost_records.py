@@ -1,4 +1,4 @@
-"""Workloads with lost records are found, and end before their devices are free."""
+"""Workloads whose records are lost are found, and end before their devices are free."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ def order_of_another(folder: Path) -> None:
 LOSSES = [without_lock, without_order, without_all, as_link, order_as_fifo, order_of_another]
 
 
-async def test_a_workload_that_empties_its_own_folder_ends_when_it_is_stopped(engine, tmp_path):
+async def test_a_workload_that_empties_its_own_folder_still_ends_at_a_stop(engine, tmp_path):
     spec = forever("sh", "-c", "rm -rf ./*; echo gone > /dev/stdout; exec sleep 1000")
     await engine.start(Order("a", spec))
     await until(lambda: len(alive(tmp_path)) == 2)

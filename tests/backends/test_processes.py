@@ -1,4 +1,4 @@
-"""Processes of this machine, beyond what the conformance suite tests of every backend."""
+"""Tests of processes on this machine that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -159,14 +159,14 @@ async def test_a_recorded_start_order_is_carried_out_after_a_crash(backend, tmp_
 
 
 @pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
-async def test_a_program_that_cannot_be_run_fails_the_start_every_time(backend, name):
+async def test_a_program_that_cannot_be_run_fails_each_start(backend, name):
     for _ in range(5):  # The supervisor may have ended or not when its report is read.
         with pytest.raises(BackendError, match=r"it did not start: [x/n]"):
             await backend.start(Order("a", ProcessResourceSpec(command=[name])))
     assert list(await backend.discover()) == []
 
 
-async def test_the_leases_devices_override_the_environment(backend, tmp_path):
+async def test_the_devices_of_the_lease_override_the_variables_of_the_spec(backend, tmp_path):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     spec = ProcessResourceSpec(
         command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"],
@@ -176,7 +176,7 @@ async def test_the_leases_devices_override_the_environment(backend, tmp_path):
     assert await wait_starts(tmp_path, 1) == ["3,PCI_BUS_ID"]
 
 
-async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
+async def test_the_variable_cuda_device_order_of_the_spec_takes_effect(backend, tmp_path):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     command = ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"]
     order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
@@ -217,7 +217,7 @@ async def test_a_command_ignores_no_signal(backend, tmp_path):
     assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
 
 
-async def test_exec_ends_although_a_child_process_still_runs(backend, tmp_path):
+async def test_exec_returns_although_a_child_process_of_the_command_still_runs(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     script = "setsid sleep 1000 & echo $! done"
     done = await backend.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
@@ -238,7 +238,9 @@ async def test_processes_left_by_exec_end_before_the_next_user(backend, tmp_path
     assert marks(tmp_path) == before
 
 
-async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(backend, tmp_path):
+async def test_a_command_that_takes_too_long_is_killed_with_all_processes_that_it_started(
+    backend, tmp_path
+):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     before = marks(tmp_path)
     script = "setsid sleep 1000 & sleep 1000"
@@ -366,7 +368,7 @@ def exiting(text: str, code: int = 5) -> ProcessResourceSpec:
     return ProcessResourceSpec(command=["sh", "-c", f"echo {text}; exit {code}"])
 
 
-async def test_every_start_of_a_name_has_separate_output(backend):
+async def test_each_start_of_a_workload_has_separate_output(backend):
     for attempt in (1, 2, 3):
         await backend.start(Order("a", exiting(f"start {attempt}"), attempt=attempt))
         await over(backend, "a")
@@ -383,7 +385,7 @@ async def test_every_start_of_a_name_has_separate_output(backend):
         await backend.logs("b", 0, 1)
 
 
-async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
+async def test_a_reader_gets_output_only_once_while_a_stop_archives_the_output(tmp_path):
     """The reader reads before, during and after the move of the folder."""
     folders = WorkloadStore(tmp_path)
     text = "begin\nMESSAGE\n"
@@ -413,7 +415,7 @@ async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
 
 
 HIDDEN = "env -i setsid sleep 1000 & echo $!"
-"""Starts a process that no parent, session or environment links to its workload."""
+"""A script that starts a process without link to its workload by parent, session or environment."""
 grouped = pytest.mark.skipif(
     control_groups.find().base is None,
     reason=f"no control groups here: {control_groups.find().detail}",
@@ -453,7 +455,7 @@ async def test_a_hidden_process_ends_before_the_next_user(backend, tmp_path):
 
 
 @grouped
-async def test_a_process_in_its_own_control_group_ends_too(backend, tmp_path):
+async def test_a_process_that_made_its_own_control_group_ends_with_the_workload(backend, tmp_path):
     """The process ends at once when the command has ended by itself."""
     deep = f"p={group_of(tmp_path, 'a')}/main/deep; mkdir $p; echo 0 > $p/cgroup.procs; "
     command = ["sh", "-c", f"{deep} {HIDDEN}; exit 3"]
@@ -482,7 +484,7 @@ async def test_processes_of_a_killed_supervisor_end_with_the_stop(backend, tmp_p
 
 
 def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
-    """Return a command whose processes hold so much memory, each of them or all together."""
+    """Return a command whose processes hold an amount of memory, each or all together."""
     hold = f"held = bytearray(b'x') * ({mib} << 20)"
     lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
     lines += [
@@ -494,7 +496,7 @@ def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
 
 
 async def test_a_workload_over_its_total_memory_limit_is_ended(backend):
-    """Each of its processes stays below the limit."""
+    """Each process of the workload stays below the limit; only their sum exceeds it."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=False), mem_limit="128m")
     await backend.start(Order("a", spec))
     await over(backend, "a")
@@ -531,7 +533,7 @@ def test_an_out_of_memory_kill_is_reported(tmp_path):
     )
 
 
-def test_output_is_limited_and_its_last_half_stays(tmp_path):
+def test_the_output_of_a_workload_is_limited_and_the_last_half_stays(tmp_path):
     log = tmp_path / "output.log"
     output = supervisor.Output(str(log), 300_000)
     written = b""
@@ -548,7 +550,7 @@ def test_output_is_limited_and_its_last_half_stays(tmp_path):
     assert log.read_bytes() == left + b"more", "another supervisor continues the log"
 
 
-async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(backend, tmp_path):
+async def test_the_log_of_a_workload_that_writes_fast_stays_within_its_bound(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     folder = tmp_path / "running" / "a"
     order = json.loads((folder / "order.json").read_text())
@@ -569,7 +571,7 @@ async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(bac
 
 
 def grant_order(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
-    """Order a service that never answers, for one grant of a lease; it notes down each start."""
+    """Order a service that never answers, but records each start, for one grant of a lease."""
     command = ["sh", "-c", f"echo $$ >> {folder}/starts; {script}"]
     spec = ServiceResourceSpec(command=command, port=0, readiness=Readiness(path="/"))
     return Order("a", spec, environment={"MOORAGE_FENCING": str(fencing)}, attempt=attempt, **more)
@@ -644,7 +646,7 @@ async def test_cancelling_a_start_limits_the_stop_time_of_the_service(backend, t
     assert marks(tmp_path) == set()
 
 
-def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
+def test_all_output_of_a_workload_is_stored_while_another_process_holds_its_pipe(tmp_path):
     """The reader lags: when the workload ends, it first reads the rest of the pipe."""
     seen, written = os.pipe()
     output = supervisor.Output(str(tmp_path / "output"), 1 << 20)

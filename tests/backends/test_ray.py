@@ -1,4 +1,4 @@
-"""The backend `ray` beyond the conformance of all backends, on a real Ray."""
+"""Tests of the backend `ray`, on a real Ray, that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator
 
 @pytest.fixture
 def reports(backend: RayBackend) -> list[WorkloadReport]:
-    """The reports that the backend sends by itself."""
+    """The reports that the backend `ray` sends by itself."""
     heard: list[WorkloadReport] = []
     backend.listen(heard.append)
     return heard
@@ -74,7 +74,9 @@ def actor_of(endpoint: str):
     return ray.get_actor(name, namespace=namespace)
 
 
-async def test_a_workload_gets_its_leases_gpus_and_not_rays_choice(backend, ray_world):
+async def test_a_workload_gets_the_gpus_of_its_lease_and_not_those_that_ray_would_choose(
+    backend, ray_world
+):
     for name, gpus in {"a": ("2", "1"), "b": ("0",), "c": ("3",)}.items():
         placement = (share(ray_world, 0, *gpus),)
         await backend.start(Order(name, FOREVER, placement))
@@ -199,7 +201,7 @@ async def test_an_actor_that_cannot_be_created_has_the_reason(backend, ray_world
         ),
     ],
 )
-def test_a_spec_cannot_override_the_leases_resources(tmp_path, spec, field):
+def test_a_spec_cannot_override_the_resources_of_the_lease(tmp_path, spec, field):
     with pytest.raises(UnsupportedSpecError, match=field):
         RayBackend(tmp_path).refuse(spec)
 
@@ -228,7 +230,7 @@ async def test_a_failing_member_fails_its_gang(backend, ray_world, reports):
     assert (ended.phase, ended.exit_code, ended.log_tail) == (Phase.FAILED, 5, ("lost it",))
 
 
-async def test_killing_an_actor_ends_its_processes(backend, ray_world, reports):
+async def test_if_an_actor_is_killed_the_processes_of_its_workload_end(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
     folder = Path(await wait_output(backend, "a"))
@@ -305,7 +307,9 @@ time.sleep(1000)
 """
 
 
-async def test_a_server_that_takes_over_finds_what_the_former_leader_started(ray_world, tmp_path):
+async def test_a_server_that_takes_over_finds_the_workloads_that_the_former_leader_started(
+    ray_world, tmp_path
+):
     names: dict[str, str] = {}
 
     def lead(server: str) -> RayBackend:

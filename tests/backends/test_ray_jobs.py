@@ -1,4 +1,4 @@
-"""Jobs on a real Ray: commands that call `ray.init()`, and the tasks and actors they start."""
+"""Tests of jobs on a real Ray: commands that call `ray.init()`, with their tasks and actors."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
 
 
 async def wait_output(backend: RayBackend, name: str) -> dict:
-    """Return the job's output after its tasks have run."""
+    """Wait until the tasks of a job have run, and return the job's output."""
     async with asyncio.timeout(60):
         while True:
             log = await backend.logs(name)
@@ -69,7 +69,9 @@ async def wait_output(backend: RayBackend, name: str) -> dict:
             await asyncio.sleep(0.1)  # No event reports this.
 
 
-async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, ray_world):
+async def test_tasks_of_a_job_get_the_gpus_of_its_lease_and_not_those_that_ray_would_choose(
+    backend, ray_world
+):
     node = ray_world.node(0)
     ready = await backend.start(Order("a", job(2, "stays"), (share(ray_world, 0, "2", "1"),)))
     assert ready.phase is Phase.READY
@@ -102,7 +104,7 @@ async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, 
     assert ray_world.groups() == []
 
 
-async def test_jobs_that_start_at_the_same_time_share_one_gpu(backend, ray_world):
+async def test_jobs_that_start_at_the_same_time_can_share_one_gpu(backend, ray_world):
     orders = [Order(name, job(0), (share(ray_world, 0, "1", milli=500),)) for name in "ab"]
     await asyncio.gather(*map(backend.start, orders))
     groups = [each for each in ray.util.placement_group_table().values() if each["name"]]

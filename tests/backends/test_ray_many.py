@@ -63,7 +63,7 @@ async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     assert text == "399\n"
 
 
-async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
+async def test_commands_in_one_workload_do_not_delay_commands_in_another(backend, tmp_path):
     trap = f"trap 'touch {tmp_path}/heard; exit' TERM; echo begun; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)
     await backend.start(Order("a", spec))
@@ -82,7 +82,7 @@ async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
     await asyncio.gather(*beside, return_exceptions=True)
 
 
-async def test_starts_that_wait_for_ray_delay_nothing_else(backend, ray_world):
+async def test_starts_that_wait_for_ray_delay_no_other_calls_of_the_backend(backend, ray_world):
     waits = RayActorResourceSpec(
         actor_cls_path="collections.Counter", ray_actor_options={"resources": {"nowhere": 1}}
     )
@@ -121,7 +121,7 @@ def test_a_slowly_starting_node_is_awaited(ray_world, monkeypatch):
         assert taken.result(SECONDS_MAX)
 
 
-def test_concurrent_stores_of_outputs_leave_the_allowed_number(tmp_path):
+def test_concurrent_stops_store_no_more_outputs_than_allowed(tmp_path):
     records = Records(tmp_path)
 
     def store(number: int) -> None:

@@ -78,7 +78,7 @@ async def share(backend: RayBackend) -> Share:
     return Share(ClusterId("ray"), NodeId(node["id"]), ("2",))
 
 
-async def test_a_restart_of_the_ray_cluster_fails_workloads_and_allows_new_ones(
+async def test_after_a_restart_of_the_ray_cluster_workloads_have_failed_and_new_workloads_start(
     restartable, tmp_path
 ):
     reports = []
@@ -112,7 +112,7 @@ async def test_a_server_that_starts_after_a_restart_of_the_ray_cluster_names_the
     await after.close()
 
 
-async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
+async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_start(
     restartable, monkeypatch, tmp_path
 ):
     backend = RayBackend(tmp_path, restartable.address)

@@ -1,4 +1,4 @@
-"""Probes of workloads and models that answer too much, too slowly, or with another's address."""
+"""Readiness probes of workloads that answer too much, too slowly, or with another address."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from moorage.resources.runners import CHAT_BYTES_MAX, APIModelResource
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\n"
 BUFFERS_MAX = 64 * MIB
-"""More than the buffers of two sockets can hold; they contain all bytes sent but not read."""
+"""More bytes than the buffers of two sockets can hold: bytes that were sent and not read."""
 SECONDS = 0.3
 BOMB = gzip.compress(bytes(64 * MIB))
 
@@ -105,7 +105,7 @@ TALKS = [
 
 
 @pytest.mark.parametrize(("talk", "ready"), TALKS, ids=[talk.__name__ for talk, _ in TALKS])
-async def test_a_probe_reads_no_more_than_the_status(talk, ready):
+async def test_a_readiness_probe_reads_no_more_than_the_status_line(talk, ready):
     async with Talker(talk) as talker, asyncio.timeout(20):
         probe = Readiness(path="/health", timeout_seconds=SECONDS)
         assert await answers(probe, "127.0.0.1", talker.port, None) is ready
@@ -118,7 +118,7 @@ async def test_a_probe_reads_no_more_than_the_status(talk, ready):
     assert talker.sent < BUFFERS_MAX
 
 
-async def test_a_redirect_is_an_answer_and_is_not_followed():
+async def test_a_redirect_counts_as_an_answer_to_a_probe_and_is_not_followed():
     async def redirect():
         yield b"HTTP/1.1 302 Found\r\nlocation: %s/\r\n\r\n" % elsewhere.url.encode()
 

@@ -1,4 +1,4 @@
-"""Kinds of backends: those that ship, and those that other distributions bring as entry points."""
+"""Kinds of backends that ship, and kinds that other distributions bring as entry points."""
 
 import os
 import subprocess
@@ -76,11 +76,11 @@ def run(program: str, site: Path, **environment: str) -> str:
     return ran.stdout
 
 
-def test_shipped_kinds_have_a_fixed_order() -> None:
+def test_the_shipped_kinds_of_backends_have_a_fixed_order() -> None:
     assert list(kinds()) == ["local", "memory", "aws", "kubernetes", "ray"]
 
 
-def test_settings_of_a_kind_begin_with_its_name() -> None:
+def test_settings_of_a_kind_of_backend_begin_with_the_name_of_the_kind() -> None:
     names = {name for kind in kinds().values() for name in read_settings(kind.settings)}
     assert names <= set(settings())
     for kind in kinds().values():
@@ -110,7 +110,7 @@ except BackendError as error:
 """
 
 
-def test_an_entry_point_adds_a_kind(site: Path) -> None:
+def test_an_entry_point_adds_a_kind_of_backend(site: Path) -> None:
     given = {"MOORAGE_BACKENDS": "slurm,memory", "MOORAGE_SLURM_PARTITION": "gpu"}
     found, finding, name, about = run(OPEN, site, **given).splitlines()
     assert found == "SlurmSettings(slurm_partition='gpu')"

@@ -115,7 +115,7 @@ def test_equal_specs_from_json_and_python_share_a_pool(category):
     assert pool_key(read, "local") == pool_key(made, "local")
 
 
-def test_a_custom_spec_is_checked_by_its_types():
+def test_the_fields_of_a_custom_spec_are_checked_by_their_types():
     @dataclasses.dataclass(kw_only=True)
     class Own(BaseResourceSpec):
         category = "own"
@@ -155,7 +155,9 @@ def test_defaults_are_as_documented():
         ),
     ],
 )
-def test_equal_specs_have_one_document_which_reads_as_the_same_spec(document, least):
+def test_equal_specs_have_one_document_and_reading_the_document_gives_the_spec_again(
+    document, least
+):
     spec = spec_from_document(document, "process")
     said = document_from_spec(spec)
     assert said == least

@@ -1,4 +1,4 @@
-"""Grants beside the pods of a real kube-scheduler."""
+"""Tests of the rate of grants beside the rate of pods that a real kube-scheduler binds."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from moorage.bench.kubernetes_rate import per_second
 TOOLS = Path(__file__).parents[1] / "kubernetes" / "kubernetes_binaries.py"
 
 
-def test_a_rate_of_full_seconds_leaves_out_the_start_and_the_end() -> None:
+def test_the_rate_leaves_out_the_incomplete_seconds_at_the_start_and_the_end() -> None:
     steady = [float(second) for second in range(100, 110) for _ in range(50)]
     assert per_second(steady) == pytest.approx(50)
     slow_at_first = [90.0, 95.0, *steady]

@@ -1,4 +1,4 @@
-"""Processor time of programs that run."""
+"""Tests of the measurement of processor time of running programs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Fleets with leases that end and are replaced: the counted, compared and printed figures."""
+"""Tests of the benchmark `churn`: its counted, compared and printed figures."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def play(rule="best_fit", load=1.5, *, queued=False, later=(), stays="memoryless
 
 
 @pytest.mark.parametrize("stays", ["memoryless", "lognormal", "sized"])
-def test_a_fleet_with_too_much_demand_is_full_and_refuses_the_rest(stays):
+def test_with_too_much_demand_a_fleet_is_full_and_refuses_the_excess(stays):
     outcome = play(stays=stays)
     demanded = sum(each.requested_milli for each in outcome.sizes.values())
     refused = sum(each.refused_milli for each in outcome.sizes.values())
@@ -62,7 +62,7 @@ def test_with_a_queue_no_request_is_refused_and_large_requests_wait():
     assert outcome.figures()["wait 4 GPUs"] > outcome.figures()["wait share"]
 
 
-def test_held_capacity_is_summed_over_the_measured_time():
+def test_the_benchmark_sums_held_capacity_over_the_measured_time():
     held = HeldMilli(4000, 10.0)
     lease = Lease(
         "r", "t", "", PolicyRef("", ""), (Share("c", "n", ("0", "1"), 500),), 1, 0.0, 9.0,

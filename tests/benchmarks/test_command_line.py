@@ -1,4 +1,4 @@
-"""The help of the programs of benchmarks: each line fits 80 columns, and no option is cut."""
+"""In the help of the benchmarks, each line fits 80 columns, and no option is cut."""
 
 import subprocess
 import sys
@@ -16,10 +16,10 @@ def wide(
         typer.Option("--an-option-whose-name-needs-most-of-the-width", help="word " * 40),
     ] = None,
 ) -> None:
-    """Take an option."""
+    """Take an option whose name and help are long."""
 
 
-def test_help_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
+def test_the_help_of_the_benchmarks_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["program", "-h"])
     with pytest.raises(SystemExit, match="0"):
@@ -32,7 +32,7 @@ def test_help_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("module", ["benchmarks", "benchmarks.peers"])
-def test_help_of_a_program_fits_80_columns(module: str, monkeypatch) -> None:
+def test_the_help_of_moored_and_moorage_fits_80_columns(module: str, monkeypatch) -> None:
     pytest.importorskip("jwt", reason="the extra `oidc` is not installed")
     monkeypatch.setenv("COLUMNS", "80")
     command = [sys.executable, "-m", module, "--help"]

@@ -1,4 +1,4 @@
-"""One tenant floods a server for some seconds: it refuses no other tenant, and leaks nothing."""
+"""A server that one tenant floods for some seconds refuses no other tenant, and leaks nothing."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ async def flood(attack: str, running: Running, folder: Path) -> tuple[floods._Ph
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_flood_by_one_tenant_causes_no_refusal_of_another(attack: str, server) -> None:
+def test_a_flood_by_one_tenant_causes_no_refusal_of_another_tenant(attack: str, server) -> None:
     during, attacker, left = uvloop.run(flood(attack, *server))
     assert during.asks
     assert during.refused == []

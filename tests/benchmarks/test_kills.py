@@ -17,7 +17,7 @@ FINDINGS = (
 
 
 def play_kills(*words: str) -> dict:
-    """Run the benchmark in a process of its own, since it adopts the orphans of its daemons."""
+    """Run the benchmark in a separate process, since it adopts the orphans of its daemons."""
     command = [sys.executable, "-m", "benchmarks", "kills", "--json", *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The packing protocol in one process: its counts, and the allocator's check of each proposal."""
+"""Tests of the benchmark `packing`: its counts, and the allocator's check of each proposal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Peers of Moorage: each runs the same protocol, and the page shows stored runs."""
+"""Each peer of Moorage runs one protocol, and the page shows the stored runs."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,7 @@ class Dying(Shelf):
 
 
 class Confused(Shelf):
-    """A session whose client fails with an error of its own."""
+    """A session whose client raises an error that is not a refusal."""
 
     async def place(self) -> Booking | None:
         raise ZeroDivisionError

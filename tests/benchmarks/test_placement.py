@@ -1,4 +1,4 @@
-"""The published table beside ours: the compared figures, and when two means agree."""
+"""Tests of the comparison with the published table: the figures, and when two means agree."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def comparison(folder, *rules, seeds=(1, 2)):
     return compare(folder / "nodes.csv", [folder / "pods_full.csv"], rules, seeds)
 
 
-def test_means_agree_within_points_or_two_standard_errors(folder):
+def test_two_means_agree_if_they_differ_by_few_points_or_two_standard_errors(folder):
     near, far, scattered = comparison(folder, "best_fit", "random", "fgd")
     assert [each.reached for each in (near, far, scattered)] == [100, 100, 100]
     assert (near.allowed, near.agrees) == (0.3, True)

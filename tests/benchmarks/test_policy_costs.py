@@ -1,4 +1,4 @@
-"""The benchmark of the policies on three nodes: its counts, and its report of failures."""
+"""Tests of the benchmark of policies, on three nodes: its counts, and its report of failures."""
 
 import asyncio
 

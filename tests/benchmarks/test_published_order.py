@@ -1,4 +1,4 @@
-"""Random numbers of Go's generator, and the order of requests that published runs drew."""
+"""Tests of the copy of Go's random numbers, and of the order of requests in published runs."""
 
 import pytest
 
@@ -19,7 +19,9 @@ NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)
         (1 << 40, 5470237361722394362, 6322525149314491254, [1, 5, 7, 3, 4, 6, 2, 0], "2681395704"),
     ],
 )
-def test_the_generator_agrees_with_go(seed, first, second, permutation, shuffled):
+def test_the_random_generator_gives_the_numbers_of_gos_generator(
+    seed, first, second, permutation, shuffled
+):
     draws = GoRandom(seed)
     assert (draws.int63(), draws.int63()) == (first, second)
     draws.int63()
@@ -31,7 +33,7 @@ def test_the_generator_agrees_with_go(seed, first, second, permutation, shuffled
     assert "".join(items) == shuffled
 
 
-def test_an_order_has_every_request_once_and_then_repeats_up_to_the_limit():
+def test_an_order_has_every_request_once_and_then_repeated_requests_up_to_the_limit():
     order, names = read_published_order(PODS, NODES, 4000, arrive=1.5, seed=42)
     assert sorted(pod.name for pod in order[:8]) == [pod.name for pod in PODS]
     assert sum(pod.demand_milli for pod in order) == 6000

@@ -1,4 +1,4 @@
-"""The queue's CPU time as it grows, and its behaviour under overload."""
+"""Tests of the queue's CPU time while the queue grows, and of its behaviour under overload."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> N
     assert grown / base <= RATIO_MAX
 
 
-def test_requests_above_the_bound_are_granted_or_busy() -> None:
+def test_requests_above_the_bound_are_granted_or_refused_as_busy() -> None:
     figures = overload()
     print(figures)
     assert figures["overload_grants_to_peak"] > 0.25, "usually 0.8 while other tests run"

@@ -1,4 +1,4 @@
-"""How long the jobs of a trace wait, by the order of the queue."""
+"""Tests of the benchmark `waiting`: how long jobs of a trace wait under each order of the queue."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def test_a_job_of_more_than_a_node_takes_whole_nodes():
     assert play(jobs, 2, "best_fit", "first_come", "backfill").waits == {0: 0}
 
 
-def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
+def test_a_small_job_that_gives_way_after_an_hour_loses_its_work():
     jobs = [Job(0, 10_000, 4, "a"), Job(10, 100, 8, "a")]
     played = play(jobs, 1, "best_fit", "largest", "preemption")
     assert played.waits == {0: 3700, 1: 3590}

@@ -9,13 +9,13 @@ from benchmarks import workflow
 
 NODES_FEW, NODES_MANY = 1_000, 8_000
 GROWTH_MAX = 2.5
-"""Largest growth compared with n log n. A loop over all nodes for each node would give 6."""
+"""Largest growth of the time compared with n log n; a loop over all nodes for each gives 6."""
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("build", [workflow._chain, workflow._wide])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_executor_costs_about_n_log_n(kind, build) -> None:
+def test_the_time_of_an_executor_grows_like_n_log_n(kind, build) -> None:
     """Measure CPU time for few and many tasks in turn, and take the minimum of each."""
     few, many = (
         workflow._kinds(build(nodes), time.process_time)[kind] for nodes in (NODES_FEW, NODES_MANY)

@@ -1,4 +1,4 @@
-"""Real servers refuse pages in a real browser: of other sites, without origin, or rebound.
+"""Servers refuse pages of other sites, without origin, or rebound, in a real browser.
 
 Each test checks that the attack reaches the server: if the browser blocks it, that proves nothing.
 """
@@ -46,7 +46,7 @@ FORM = """([url, text]) => {
 
 @pytest.fixture(scope="module", params=["open", "tokens"])
 def server(request) -> Iterator[tuple[Running, dict[str, str]]]:
-    """A default `moored serve`, and the headers that a program must send to it."""
+    """A `moored serve` with the defaults, and the headers that a program must send to it."""
     tokens = {"MOORAGE_TOKENS": "ann:key"} if request.param == "tokens" else {}
     with daemon(environment=tokens) as running:
         yield running, {"Authorization": "Bearer key"} if tokens else {}
@@ -88,7 +88,7 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
     return [(path, f'{json.dumps(each)[:-1]}, "x=": 1}}') for path, each in sent.items()]
 
 
-def test_the_attack_works_from_a_program(tmp_path):
+def test_the_attack_of_the_foreign_page_works_from_a_program(tmp_path):
     """The attack itself must work; otherwise the refusals of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
@@ -136,7 +136,7 @@ def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, sit
         assert page.evaluate(SOCKET, url) == "refused"
 
 
-def test_links_and_frames_are_refused(page, server, site_port):
+def test_links_to_the_ports_and_frames_with_the_ports_are_refused(page, server, site_port):
     running, _ = server
     answers = show(page, f"http://evil.example:{site_port}/")
     with page.expect_response(f"{running.http}/metrics?frame"):
@@ -169,7 +169,7 @@ def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
     assert frame.evaluate(SOCKET, running.ws) == "refused"
 
 
-def test_a_rebound_host_name_reads_and_changes_nothing(page, server):
+def test_a_page_with_a_rebound_host_name_reads_nothing_and_changes_nothing(page, server):
     """To the browser, the page has the server's origin; only the host name differs."""
     running, token = server
     here = f"http://evil.example:{port(running.http)}"

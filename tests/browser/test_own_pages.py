@@ -50,7 +50,7 @@ def bearer(token: str) -> list[str]:
 
 
 def ticket(running: Running) -> dict:
-    """Return the ticket that the page's own server gets for its page."""
+    """Return a ticket, as the server of the page gets it for its page."""
     answer = httpx.post(f"{running.http}/websocket-ticket", headers=KNOWN).raise_for_status()
     return answer.json()["data"]
 

@@ -26,7 +26,7 @@ class SqlitePlace:
         return SqliteRecords(self.path)
 
     def followed(self) -> RecordStore:
-        """Return the records as another process reads them."""
+        """Return the records of the catalog as another process reads them."""
         return self.records()
 
     def spoil(self, document: bytes) -> None:
@@ -35,7 +35,7 @@ class SqlitePlace:
 
 
 class PostgresPlace:
-    """The storage of a PostgreSQL database."""
+    """The storage of a catalog in a PostgreSQL database."""
 
     def __init__(self, server) -> None:
         self.server, self.address = server, server.database()

@@ -50,7 +50,7 @@ async def hang_up(request: Asked, writer: Writer) -> None:
 
 
 async def stop_halfway(request: Asked, writer: Writer) -> None:
-    """Announce more bytes than it sends, then close."""
+    """Announce more bytes than the service sends, then close the connection."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
     await writer.drain()
     writer.close()
@@ -88,7 +88,7 @@ async def nonsense(request: Asked, writer: Writer) -> None:
 
 
 class FaultyService:
-    """The HTTP server: `by_path`, or else `behave`, makes the answers; tests may replace both."""
+    """An HTTP server whose answers `by_path`, or else `behave`, makes; tests may replace both."""
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []

@@ -1,4 +1,4 @@
-"""Which addresses are public."""
+"""Tests of the rule which IP addresses are public."""
 
 import pytest
 

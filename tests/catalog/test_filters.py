@@ -1,4 +1,4 @@
-"""Mongo filters of requests to the catalog: which documents match, and how errors are reported."""
+"""Tests of Mongo filters in requests to the catalog: their matches and their errors."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CLUSTER = {"id": "c1", "regionId": "eu-west", "tags": ["gpu", "eu"], "gpus": {"c
     ],
     ids=str,
 )
-def test_a_filter_says_which_documents_match(query, matches):
+def test_a_compiled_filter_says_which_documents_match(query, matches):
     assert compile_filter(query)(CLUSTER) is matches
 
 

@@ -80,7 +80,7 @@ async def test_a_killed_catalog_is_intact(path: Path):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.8])
-async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
+async def test_a_truncated_write_ahead_log_is_noticed_and_left_unchanged(path: Path, keep: float):
     await kill_writer(path)
     log = path.with_name("catalog.db-wal")
     cut(log, keep)
@@ -91,7 +91,7 @@ async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: f
 
 
 @pytest.mark.parametrize("name", ["catalog.db-wal", "catalog.db", "catalog.mark"])
-async def test_a_missing_file_is_noticed(path: Path, name: str):
+async def test_the_loss_of_a_database_file_is_noticed(path: Path, name: str):
     await kill_writer(path)
     remove(path.parent / name)
     with pytest.raises(ServiceError) as caught:
@@ -137,7 +137,7 @@ async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path
     assert "does not match its digest" in warning
 
 
-async def test_a_record_that_went_missing_is_noticed(path: Path):
+async def test_the_loss_of_a_record_is_noticed(path: Path):
     await kill_writer(path)
     change(path, "DROP TRIGGER record_removed")
     change(path, "DELETE FROM records WHERE id = 'fgd' AND kind = 'metrics'")
@@ -168,7 +168,7 @@ async def test_an_outdated_record_is_noticed(path: Path):
         pytest.param("catalog.mark", 200, marks=pytest.mark.heavy),
     ],
 )
-async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
+async def test_each_flipped_bit_is_noticed(path: Path, name: str, places: int):
     stored = await kill_writer(path)
     if name == "catalog.db":
         await policies(path)  # Moves the log's content into the file.

@@ -96,7 +96,7 @@ async def test_similar_but_different_machines_are_registered(catalog):
     await catalog.clusters.create(cluster("third", nothing_known))
 
 
-async def test_two_nodes_of_one_document_are_one_machine(catalog):
+async def test_two_nodes_of_one_document_with_one_identity_are_one_machine(catalog):
     document = cluster("lab", node("a", machineId="m"), node("b", machineId="m"))
     assert (
         "registered as lab/a" in (await refusal(catalog.clusters.create(document), NODE_1)).reason

@@ -121,7 +121,7 @@ async def test_similarity_ranks_all_clusters_except_the_reference(catalog):
     assert refused.value.field == "like"
 
 
-async def test_documents_come_as_stored_in_the_requested_order(catalog):
+async def test_a_search_returns_documents_as_stored_and_in_the_requested_order(catalog):
     found = catalog.memory.documents(["c4", "none", "c1"])
     assert [document["id"] for document in found] == ["c4", "c1"]
     assert found[0] is (await catalog.clusters.get("c4"))
@@ -167,7 +167,7 @@ async def test_a_closed_catalog_refuses_searches(catalog):
     assert refused.value.code is Code.SHUTTING_DOWN
 
 
-async def test_queries_of_one_id_are_answered_as_all_others(catalog):
+async def test_queries_of_one_id_are_answered_like_all_other_queries(catalog):
     await catalog.clusters.create(cluster("12"))
     for name, found in (("c2", ["c2"]), ("12", ["12"]), ("nobody", []), ("", [])):
         for query in ({"id": name}, {"id": {"$in": [name]}}, {"id": {"$eq": name}}):

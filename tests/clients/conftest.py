@@ -1,4 +1,4 @@
-"""A harbour: a small server that speaks the protocol over real sockets, on a thread of its own.
+"""A harbour is a small server that speaks the protocol over real sockets, on its own thread.
 
 It grants GPUs from a pile, remembers leases across its own restarts, and misbehaves on request.
 """
@@ -73,7 +73,7 @@ class Gate(threading.Event):
 
 
 class Harbour:
-    """A server with all its state, which survives `stop` and `start`."""
+    """A small Moorage server whose state survives `stop` and `start`."""
 
     def __init__(self) -> None:
         self.leases: dict[str, dict[str, Any]] = {}
@@ -90,7 +90,7 @@ class Harbour:
         self.gate = Gate()
         self.token: str | None = None
         self.leader: str | None = None
-        """The leader's URL that a standby names."""
+        """The URL of the leader that a standby names; None if the standby knows no leader."""
         self.sessions: list[str] = []
         self.port = 0
         self._thread = LoopThread("harbour")
@@ -120,7 +120,7 @@ class Harbour:
         self._thread.stop()
 
     def lose_sockets(self) -> None:
-        """Break every socket without a goodbye; the server stays."""
+        """Break every socket without a close; the server keeps running."""
 
         async def break_them() -> None:
             assert self._server is not None
@@ -130,7 +130,7 @@ class Harbour:
         self._thread.run(break_them())
 
     def wait_for(self, what: Any, seconds: float = 60.0) -> None:
-        """Return as soon as `what()` is true; it is checked after each handled message."""
+        """Return as soon as `what()` is true, which is checked after each handled message."""
         with self._changed:
             assert self._changed.wait_for(what, seconds), f"never came: {self.heard}"
 
@@ -138,12 +138,12 @@ class Harbour:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
     def take_over(self, other: "Harbour") -> None:
-        """Become the leader, with the state of the other server."""
+        """Make this harbour the leader, with the state of the other harbour."""
         self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
         self.standby = False
 
     def freeze(self) -> None:
-        """Receive messages, but answer neither requests nor pings."""
+        """Have the harbour receive messages, but answer neither requests nor pings."""
 
         async def freeze_them() -> None:
             assert self._server is not None
@@ -348,14 +348,14 @@ async def client(harbour: Harbour) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """A URL where nothing answers: the port is taken, but without a listener."""
+    """A URL at which no server answers: its port is taken, but has no listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"ws://127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Shell:
-    """Runs command lines: within this process when called, which is quick, or as processes."""
+    """Runs `moorage` command lines: calls within this process, which is quick, or as processes."""
 
     program = Path(sys.executable).with_name("moorage")
 
@@ -385,7 +385,7 @@ class Shell:
 
 @pytest.fixture
 def shell(harbour: Harbour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """The command line, pointed at the harbour, with a state file of its own."""
+    """The command line, pointed at the harbour, with a separate state file."""
     for name in tuple(os.environ):
         if name.startswith("MOORAGE_"):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Serves pools with the command line, as users do, for all tests of pools."""
+"""Helpers that serve slot pools with the command line, as users do."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ SECONDS_MAX = 30
 
 @contextlib.contextmanager
 def serving(*options: str, **environment: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Serve a pool; yield its address and its process."""
+    """Serve a slot pool until the block ends; yield its address and its process."""
     command = [MOORAGE, "pool", "serve", *options]
     given = environment or dict(os.environ)
     process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)
@@ -38,7 +38,7 @@ def serving(*options: str, **environment: str) -> Iterator[tuple[str, "subproces
 
 
 def refusal(*options: str, **environment: str) -> str:
-    """Serve at an address that is refused; return the error."""
+    """Try to serve a pool at an address that is refused; return the error."""
     command, given = [MOORAGE, "pool", "serve", *options], environment or dict(os.environ)
     done = subprocess.run(
         command, env=given, capture_output=True, text=True, check=False, timeout=SECONDS_MAX

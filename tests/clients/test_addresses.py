@@ -1,4 +1,4 @@
-"""Several addresses: the client's choice of a server, and its behaviour at a standby."""
+"""Tests of clients with several addresses: the choice of a server, and reads at a standby."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from tests.sites import Answer, Site
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """The URL of a port that accepts connections and never answers."""
+    """The URL of a port that accepts connections and never answers requests."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(100)
@@ -55,7 +55,9 @@ async def lease_of(client: Client, policy: str = "first:1-x") -> str:
 
 
 class TestWhichAddress:
-    async def test_an_address_that_does_not_serve_is_skipped(self, harbour, other, nowhere, deaf):
+    async def test_a_client_skips_an_address_at_which_no_server_answers(
+        self, harbour, other, nowhere, deaf
+    ):
         other.token = "of others"  # noqa: S105  # A test's value.
         for unfit in (nowhere, deaf, other.url):
             async with asyncio.timeout(60), Client(f"{unfit},{harbour.url}") as client:
@@ -73,7 +75,7 @@ class TestWhichAddress:
         with pytest.raises(Unauthorized):  # All servers refuse the token.
             await Client(two(harbour, harbour)).__aenter__()
 
-    async def test_the_token_goes_to_each_configured_address(self, harbour, standby):
+    async def test_the_client_sends_its_token_to_each_configured_address(self, harbour, standby):
         async with Client(two(standby, harbour), "secret") as client:
             assert await lease_of(client)
         assert [*standby.headers, *harbour.headers] == ["Bearer secret"] * 2
@@ -104,7 +106,9 @@ class TestTheWriter:
             assert await client.manage("first:1-x", "poke") == {"did": "poke"}, "it is sent once"
         assert standby.count("ask") == harbour.count("ask") == 1
 
-    async def test_a_standby_leads_to_a_writer_that_is_not_configured(self, harbour, standby):
+    async def test_a_client_follows_a_standby_to_a_leader_that_is_not_configured(
+        self, harbour, standby
+    ):
         async with Client(standby.url, "secret", reconnect_seconds=0.1) as client:
             assert await lease_of(client)
             assert harbour.headers == ["Bearer secret"]
@@ -123,7 +127,7 @@ class TestTheWriter:
             assert client.url == standby.url
         assert harbour.heard == []
 
-    async def test_a_standby_that_knows_no_writer_is_tried_again(self, harbour, other):
+    async def test_a_standby_that_knows_no_leader_is_tried_again(self, harbour, other):
         harbour.standby = other.standby = True
         async with Client(two(other, harbour)) as client:
             asking = asyncio.create_task(lease_of(client))
@@ -167,7 +171,9 @@ class TestTheWriter:
             ("ws://a.example", 5, "not a URL"),
         ],
     )
-    def test_a_writer_that_may_not_have_the_token_is_not_followed(self, by, leader, why):
+    def test_a_client_does_not_follow_a_named_leader_that_may_not_have_the_token(
+        self, by, leader, why
+    ):
         (endpoint,) = Endpoint.of_socket(by, "secret", None)
         addresses = Addresses([endpoint])
         said = refusal(Code.NOT_LEADER, "no", details={"leader": leader})
@@ -202,7 +208,7 @@ class TestATakeover:
         assert {*keys[0]} == {*keys[1]}
         assert len(keys[0]) == 5
 
-    async def test_a_session_that_a_standby_cannot_resume_moves_to_the_writer(self, harbour, other):
+    async def test_a_session_that_a_standby_cannot_resume_moves_to_the_leader(self, harbour, other):
         harbour.names_sessions = other.names_sessions = True
         other.standby, other.leader = True, None
         async with Client(two(harbour, other)) as client:
@@ -219,7 +225,7 @@ class TestATakeover:
         assert len(resumed) >= 2, "once at the standby, once at the writer"
 
     @pytest.mark.heavy  # It waits for seconds without a sign of life.
-    async def test_a_writer_that_gives_no_sign_of_life_is_left(self, harbour, standby):
+    async def test_the_client_leaves_a_leader_that_gives_no_sign_of_life(self, harbour, standby):
         async with Client(two(harbour, standby)) as client:
             assert await lease_of(client)
             await asyncio.to_thread(harbour.freeze)
@@ -229,7 +235,7 @@ class TestATakeover:
             assert client.url == standby.url
             harbour.lose_sockets()  # Otherwise the end of the test waits for them.
 
-    async def test_a_lease_outlives_a_takeover(self, harbour, standby):
+    async def test_a_client_keeps_its_lease_over_a_takeover(self, harbour, standby):
         client = Client(two(harbour, standby))
         async with client, client.lease("first:1-x", ttl_seconds=3) as held:
             await asyncio.to_thread(harbour.stop)
@@ -240,7 +246,7 @@ class TestATakeover:
             assert client.url == standby.url
         assert standby.leases[held.id]["state"] == "ended"
 
-    async def test_news_continue_from_another_server(self, harbour, other):
+    async def test_news_of_a_watch_continue_from_another_server(self, harbour, other):
         async with Client(two(harbour, other)) as client:
             news = client.watch("leases")
             coming = asyncio.create_task(anext(news))
@@ -260,7 +266,7 @@ class TestATakeover:
 
 
 class Registry(Site):
-    """Answers as a server without policies, or as a standby; records requests."""
+    """A server that answers as one without policies, or as a standby, and records requests."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str | None]] = []
@@ -291,7 +297,7 @@ class TestHttp:
             assert services.policies() == []
             assert services.url == sites[0].url
 
-    def test_a_standby_leads_to_the_writer(self, sites):
+    def test_a_standby_leads_an_http_client_to_the_leader(self, sites):
         standby, writer = sites
         standby.refusal = {"leader": "ws://127.0.0.1:9", "leader_http": writer.url}
         with Services(standby.url, "secret") as services:
@@ -300,7 +306,7 @@ class TestHttp:
         assert len(standby.heard) == 1, "later requests go to the writer at once"
         assert writer.heard == [("POST", "/policy/query", "Bearer secret")] * 2
 
-    def test_a_standby_that_knows_no_writer_is_tried_again(self, sites):
+    def test_a_standby_that_knows_no_leader_is_tried_again(self, sites):
         standby, other = sites
         standby.refusal = other.refusal = {"leader_http": None}
         with ThreadPoolExecutor() as pool, Services(f"{standby.url},{other.url}") as services:
@@ -310,7 +316,7 @@ class TestHttp:
             other.refusal = None
             assert asking.result(60) == []
 
-    def test_requests_that_may_not_be_repeated_are_sent_once(self, sites):
+    def test_requests_that_may_not_be_repeated_are_sent_only_once(self, sites):
         one, another = sites
         one.cuts = True
         with Services(f"{one.url},{another.url}") as services:
@@ -337,7 +343,7 @@ class TestTheCommandLine:
         assert "--url: expected ws://HOST:PORT, got 'http://b'" in wrong.stderr.replace("\n", " ")
 
 
-async def test_a_server_that_leaves_is_followed_at_once(
+async def test_after_a_server_that_leaves_the_client_finds_the_next_leader_at_once(
     harbour: Harbour, other: Harbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "_PAUSES_OF_SEVERAL", (1_000.0,))

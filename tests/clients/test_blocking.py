@@ -66,7 +66,7 @@ def test_a_lease_is_renewed_while_its_block_computes(harbour):
     assert harbour.leases[held.id]["state"] == "ended"
 
 
-def test_a_lost_lease_is_noticed_and_raised_at_the_end(harbour):
+def test_a_lost_lease_is_noticed_within_the_block_and_raised_at_its_end(harbour):
     with BlockingClient(harbour.url) as client:
         with pytest.raises(LeaseLost, match="preempted"):
             with client.lease("first:1-x", ttl_seconds=0.6) as held:
@@ -77,7 +77,7 @@ def test_a_lost_lease_is_noticed_and_raised_at_the_end(harbour):
         assert harbour.count("release") == 0
 
 
-def test_a_failed_release_is_reported_without_hiding_the_error(harbour):
+def test_a_failed_release_is_reported_without_hiding_the_error_of_the_block(harbour):
     with BlockingClient(harbour.url, timeout=0.15) as client:
         with pytest.raises(Timeout), client.lease("first:1-x"):
             harbour.mute.add("release")
@@ -86,14 +86,14 @@ def test_a_failed_release_is_reported_without_hiding_the_error(harbour):
     assert "no reply within" in caught.value.__notes__[0]
 
 
-def test_a_missing_server_leaves_no_thread_behind(nowhere):
+def test_a_client_that_finds_no_server_leaves_no_thread_behind(nowhere):
     before = threading.active_count()
     with pytest.raises(ConnectionFailed):
         BlockingClient(nowhere).__enter__()
     assert threading.active_count() == before
 
 
-def test_a_closed_client_says_so(harbour):
+def test_a_closed_client_refuses_calls_and_says_that_it_is_closed(harbour):
     client = BlockingClient(harbour.url)
     with pytest.raises(MoorageError, match="not open"):
         client.ask("first:1-x")
@@ -104,7 +104,7 @@ def test_a_closed_client_says_so(harbour):
         client.ask("first:1-x")
 
 
-def test_an_abandoned_client_does_not_hold_up_the_process(harbour):
+def test_a_client_that_is_never_closed_does_not_hold_up_the_end_of_the_process(harbour):
     program = f"""
         from moorage_client import BlockingClient
         client = BlockingClient({harbour.url!r}).__enter__()

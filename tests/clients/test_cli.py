@@ -22,7 +22,7 @@ from moorage_client.errors import ConnectionFailed, refusal
 
 
 def only_json(done):
-    """Return the one JSON document on stdout; nothing else may be there, nor on stderr."""
+    """Return the JSON document on stdout; stdout and stderr may have no other text."""
     assert done.stderr == ""
     return json.loads(done.stdout)
 
@@ -74,7 +74,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
     assert heard["explain"] is heard["dry_run"] is True
 
 
-def test_a_lease_is_managed_without_pasting_its_token(shell, harbour):
+def test_the_command_line_renews_and_releases_a_lease_without_its_token_on_the_line(shell, harbour):
     granted = only_json(shell.process("ask", "first:1-x", "--ttl", "60", "--json"))
     lease = granted["lease"]
     assert granted["success"] is True
@@ -149,7 +149,7 @@ def test_the_error_for_a_missing_server_names_its_url_and_a_remedy(shell, nowher
         (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
     ],
 )
-def test_each_error_has_the_right_hint(capsys, error, hint):
+def test_each_error_of_a_command_has_a_hint_for_its_cause(capsys, error, hint):
     explain_failure(error)
     assert hint in capsys.readouterr().err
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
@@ -169,7 +169,7 @@ def test_a_shadow_is_reported_in_words(capsys):
     assert "{" not in shown
 
 
-def test_a_socket_url_alone_gives_no_http_url(shell, nowhere):
+def test_the_command_line_derives_no_http_url_from_the_url_of_the_socket(shell, nowhere):
     done = shell("policy", "list", "--url", nowhere)
     assert done.returncode == 2
     assert "--http-url or MOORAGE_HTTP_URL" in done.stderr
@@ -254,7 +254,7 @@ def test_every_command_has_help(capsys):
         ("run --cluster | -- true", "--cluster: expected a name, got a blank"),
     ],
 )
-def test_an_impossible_value_is_refused_by_its_option(shell, harbour, words, said):
+def test_the_refusal_of_an_impossible_value_names_its_option(shell, harbour, words, said):
     done = shell(*(word.replace("|", " ") for word in words.split()))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in " ".join(done.stderr.split())
@@ -277,7 +277,7 @@ def test_a_narrow_terminal_cuts_nothing_off_and_a_terminal_gets_a_table(shell):
         assert b"c0" in screen.read(4096)
 
 
-def test_tokens_are_private_and_survive_many_writers(shell):
+def test_stored_tokens_are_private_and_survive_concurrent_writers(shell):
     writers = [shell.start("ask", "first:1-x", "--lease", "--json") for _ in range(3)]
     for process in writers:
         with process:
@@ -291,7 +291,7 @@ def test_tokens_are_private_and_survive_many_writers(shell):
     assert {entry.name for entry in path.parent.iterdir()} == {"leases.json", "leases.json.lock"}
 
 
-def test_a_token_that_cannot_be_stored_is_shown(shell, tmp_path):
+def test_a_lease_token_that_cannot_be_stored_is_shown(shell, tmp_path):
     path = state(shell)
     path.parent.mkdir(parents=True)
     path.write_text("not json")
@@ -330,7 +330,7 @@ def test_a_command_whose_output_is_closed_reports_no_error(shell, words, stdout)
 
 
 def ran(harbour):
-    """Return the requests of `moorage run`."""
+    """Return the requests for a placement that `moorage run` has sent to the harbour."""
     return [each for each in harbour.heard if "policy_rule_uri" in each]
 
 
@@ -349,7 +349,7 @@ def test_run_takes_an_existing_policy_unless_the_user_names_a_policy(shell, harb
     assert {each["policy_rule_uri"] for each in ran(harbour)} == {"theirs:1-x"}
 
 
-def test_run_takes_the_only_backend_and_never_chooses_among_several(shell, harbour):
+def test_run_takes_the_only_backend_and_chooses_no_backend_among_several(shell, harbour):
     harbour.backends = ["kubernetes"]
     done = shell("run", "--", "true")
     assert done.returncode == 2
@@ -465,7 +465,7 @@ def test_empty_fields_are_not_printed(capsys, value):
 
 @pytest.mark.parametrize("place", ["", "c0/", "/n1", "/"])
 @pytest.mark.parametrize("words", [("fleet", "cordon"), ("fleet", "drain"), ("whatif", "--drain")])
-def test_a_place_with_an_empty_name_is_refused(shell, harbour, words, place):
+def test_a_node_or_cluster_with_an_empty_name_is_refused(shell, harbour, words, place):
     """An unset variable in `c0/$NODE` must not take all of c0 out of service."""
     done = shell(*words, place)
     assert done.returncode == 2, done.stderr

@@ -65,7 +65,7 @@ async def test_a_lease_comes_with_its_token_which_no_repr_shows(harbour, client)
         ("badly:1-x", RequestRefused, Code.BAD_MESSAGE, ("resources.gpus", "a number", {})),
     ],
 )
-async def test_each_refusal_is_its_own_error(client, policy, kind, code, about):
+async def test_each_kind_of_refusal_has_its_own_error_class(client, policy, kind, code, about):
     with pytest.raises(kind) as caught:
         await client.ask(policy)
     error = caught.value
@@ -146,7 +146,9 @@ async def test_a_refusal_without_an_id_answers_all_open_requests(harbour, client
     assert {answer.code for answer in answers} == {"busy"}
 
 
-async def test_a_slow_reply_times_out_and_its_late_lease_is_given_back(harbour, client):
+async def test_after_the_timeout_of_a_request_the_client_releases_a_lease_that_is_granted_late(
+    harbour, client
+):
     with pytest.raises(Timeout, match=r"0\.2 s"):
         await client.ask("slow:1-x", lease={"ttl_seconds": 60}, timeout=0.2)
     with pytest.raises(TimeoutError):
@@ -157,7 +159,9 @@ async def test_a_slow_reply_times_out_and_its_late_lease_is_given_back(harbour, 
     assert harbour.leases["l-1"]["state"] == "ended"
 
 
-async def test_a_cancelled_ask_gives_its_late_lease_back(harbour, client):
+async def test_after_a_cancelled_request_the_client_releases_a_lease_that_is_granted_late(
+    harbour, client
+):
     ask = asyncio.create_task(client.ask("slow:1-x", lease={"ttl_seconds": 60}))
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask") == 1)
     ask.cancel()
@@ -167,7 +171,9 @@ async def test_a_cancelled_ask_gives_its_late_lease_back(harbour, client):
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
 
 
-async def test_a_caller_with_its_own_key_keeps_a_late_lease(harbour, client):
+async def test_a_caller_that_chose_the_idempotency_key_keeps_a_lease_that_is_granted_late(
+    harbour, client
+):
     terms = {"ttl_seconds": 60, "idempotency_key": "mine"}
     with pytest.raises(Timeout):
         await client.ask("slow:1-x", lease=terms, timeout=0.05)
@@ -187,7 +193,7 @@ async def test_an_ask_repeated_after_a_lost_answer_returns_the_same_lease(harbou
     assert first == second != ""
 
 
-async def test_a_restarted_server_is_reached_again(harbour, client):
+async def test_the_client_reaches_a_restarted_server_again(harbour, client):
     lease = (await client.ask("first:1-x", lease={"ttl_seconds": 60})).lease
     await asyncio.to_thread(harbour.stop)
     renewing = asyncio.create_task(client.renew(lease.id, lease.token))
@@ -196,7 +202,7 @@ async def test_a_restarted_server_is_reached_again(harbour, client):
     assert (await renewing).id == lease.id
 
 
-async def test_requests_that_may_not_be_repeated_are_sent_once(harbour, client):
+async def test_requests_that_may_not_be_repeated_are_sent_only_once(harbour, client):
     harbour.mute.add("manage")
     doing = asyncio.create_task(client.manage("first:1-x", "poke"))
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("manage") == 1)
@@ -208,7 +214,7 @@ async def test_requests_that_may_not_be_repeated_are_sent_once(harbour, client):
     assert harbour.count("manage") == 2
 
 
-async def test_more_requests_than_may_wait_are_refused(harbour, client):
+async def test_the_client_refuses_more_requests_than_may_wait(harbour, client):
     harbour.mute.add("why")
     waiting = [asyncio.create_task(client.why("r")) for _ in range(IN_FLIGHT_MAX)]
     await asyncio.sleep(0)
@@ -220,13 +226,13 @@ async def test_more_requests_than_may_wait_are_refused(harbour, client):
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_closed_client_says_so(client):
+async def test_a_closed_client_refuses_calls_and_says_that_it_is_closed(client):
     await client.close()
     with pytest.raises(MoorageError, match="closed"):
         await client.ask("first:1-x")
 
 
-async def test_mistakes_of_the_program_stay_python_errors(client):
+async def test_wrong_arguments_of_the_caller_raise_errors_of_python(client):
     with pytest.raises(TypeError):
         await client.ask("first:1-x", inputs={"x": object()})
     with pytest.raises(ValueError, match="JSON"):

@@ -1,4 +1,4 @@
-"""The limits of control groups, as kernels, container engines and systemd lay them out."""
+"""Tests of limits of control groups, in the layouts of kernels, container engines and systemd."""
 
 from pathlib import Path
 
@@ -43,14 +43,14 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_without_groups_or_limits_there_is_no_limit(machine):
+def test_without_control_groups_or_limits_the_client_sees_no_limit(machine):
     assert machine.limits == (None, None)
     machine.mount("cgroup2", ".", "rw")
     machine.put(["0::/"], **{"cpu.max": "max 100000", "memory.max": "max"})
     assert machine.limits == (None, None)
 
 
-def test_v1_limits_are_read_by_controller(machine):
+def test_limits_of_control_groups_of_version_1_are_read_by_controller(machine):
     machine.mount("cgroup", "cpu,cpuacct", "rw,cpu,cpuacct")
     machine.mount("cgroup", "memory", "rw,memory")
     machine.put(
@@ -67,7 +67,7 @@ def test_v1_limits_are_read_by_controller(machine):
     assert machine.limits == (cpu, (GIB, "memory/y/memory.limit_in_bytes"))
 
 
-def test_v2_without_a_namespace_has_the_whole_path(machine):
+def test_without_a_namespace_control_groups_of_version_2_have_the_whole_path(machine):
     """A slice of systemd has a lower limit than the service inside it."""
     machine.mount("cgroup2", ".", "rw,nsdelegate")
     machine.put(
@@ -82,7 +82,7 @@ def test_v2_without_a_namespace_has_the_whole_path(machine):
     assert machine.limits == ((1500, "a.slice/cpu.max"), (2 * GIB, "a.slice/memory.max"))
 
 
-def test_a_hybrid_has_limits_in_both(machine):
+def test_limits_of_both_versions_of_control_groups_are_read_on_a_mixed_system(machine):
     machine.mount("cgroup2", "unified", "rw")
     machine.mount("cgroup", "memory", "rw,memory")
     machine.put(

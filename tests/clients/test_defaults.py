@@ -1,4 +1,4 @@
-"""Defaults of the client, and times as it prints them for people and programs."""
+"""Tests of the client's defaults, and of the times that it prints for people and programs."""
 
 import inspect
 import json
@@ -41,7 +41,7 @@ def test_times_are_shown_in_local_time_with_its_zone(in_tokyo, capsys):
     assert "seconds     5" in said
 
 
-def test_an_unset_time_is_not_shown(capsys):
+def test_the_command_line_leaves_out_an_unset_time(capsys):
     workload = {"retry_at": 0, "attempt": 1}
     fields({"retry_at": 0.0, "history": [{"at": 0, "seq": 1}], "seconds": 0, "workload": workload})
     shown = capsys.readouterr().out.split()

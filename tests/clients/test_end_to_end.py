@@ -1,4 +1,4 @@
-"""The clients against the real daemon, as a process of its own."""
+"""Tests of the clients against a real daemon in a separate process."""
 
 import asyncio
 import contextlib
@@ -166,7 +166,7 @@ def test_a_held_lease_survives_the_death_of_its_server(tmp_path):
 
 @pytest.fixture(scope="module")
 def pool_address(tmp_path_factory) -> Iterator[str]:
-    """A served slot pool of this machine, which has a GPU here."""
+    """The address of a served slot pool of this machine, with a GPU."""
     where = f"uds:{tmp_path_factory.mktemp('pool')}/pool.sock"
     with serving("-r", "gpus=1", "-r", "cpus=1", "--address", where) as (address, _):
         yield address

@@ -1,4 +1,4 @@
-"""The way to a server: proxies, certificates and tokens, the same for WebSocket and HTTP."""
+"""Proxies, certificates and tokens of clients work alike for WebSocket and HTTP."""
 
 import asyncio
 import contextlib
@@ -35,13 +35,13 @@ CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_B
 LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
 SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # For a server of one test.
 SIDES = [["policy", "list"], ["leases"]]
-"""A command over HTTP, and one over the WebSocket."""
+"""Two commands: one uses HTTP, the other the WebSocket."""
 each_side = pytest.mark.parametrize("command", SIDES)
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """Clear this machine's settings of proxies and authorities."""
+    """Remove this machine's settings of proxies and authorities from the environment."""
     for name in (*PROXIES, *LEFT_OUT, "MOORAGE_TOKEN", "MOORAGE_URL", "MOORAGE_HTTP_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -73,7 +73,7 @@ def test_addresses_of_this_machine_are_recognized(host, here):
 
 
 @pytest.mark.usefixtures("proxy_url")
-def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypatch):
+def test_clients_reach_this_machine_without_a_proxy(site, shell, harbour, monkeypatch):
     with Services(site.url.replace("127.0.0.1", "localhost")) as services:
         assert services.policies() == []
     monkeypatch.setenv("CLUSTER_SERVICE_URL", site.url)
@@ -104,7 +104,7 @@ def test_the_error_names_a_proxy_that_fails(shell, proxy_url):
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """Plays a proxy: CONNECT of HTTP, SOCKS5 and plain requests all lead to one port here."""
+    """A proxy that leads CONNECT of HTTP, SOCKS5 and plain requests to one port of this machine."""
 
     server: "Proxy"
 
@@ -142,7 +142,7 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 
 
 class Proxy(Served, socketserver.ThreadingTCPServer):
-    """A proxy on the way to one port."""
+    """A running proxy on the way to one port, with the number of requests that it passed."""
 
     def __init__(self, port: int) -> None:
         self.port, self.passed = port, 0
@@ -166,7 +166,7 @@ def test_proxies_with_and_without_a_scheme_and_of_socks_are_used(scheme, site, h
 
 
 @each_side
-def test_a_proxy_of_another_kind_is_refused_by_the_variable(command, shell):
+def test_the_refusal_of_an_unknown_kind_of_proxy_names_its_variable(command, shell):
     shell.environment |= {"MOORAGE_HTTP_URL": "http://a.example", "MOORAGE_URL": "ws://a.example"}
     shell.environment["ALL_PROXY"] = "ftp://proxy:3128"
     done = shell(*command)
@@ -303,7 +303,7 @@ def secure(authority, tmp_path_factory):
 
 @pytest.fixture
 def secure_shell(shell, secure):
-    """The command line, pointed at the servers with that certificate."""
+    """The command line, pointed at the servers of the fixture `secure`."""
     shell.environment |= secure
     return shell
 
@@ -320,7 +320,9 @@ def test_an_error_about_an_unknown_authority_names_the_option_for_its_file(secur
 
 
 @each_side
-def test_the_error_names_a_file_without_the_authority(secure_shell, command, tmp_path):
+def test_the_error_names_a_file_that_lacks_the_authority_of_the_server(
+    secure_shell, command, tmp_path
+):
     file = tmp_path / "other.pem"
     file.write_bytes(certificate("another")[1].public_bytes(serialization.Encoding.PEM))
     given = secure_shell("--ca-file", str(file), *command).stderr
@@ -333,7 +335,9 @@ def test_the_error_names_a_file_without_the_authority(secure_shell, command, tmp
     assert "MOORAGE_CA_FILE overrides SSL_CERT_FILE" in said
 
 
-def test_a_folder_of_authorities_works_once_it_is_prepared(secure_shell, authority, tmp_path):
+def test_a_folder_of_authorities_works_once_it_is_prepared_by_openssl(
+    secure_shell, authority, tmp_path
+):
     (tmp_path / "authority.pem").write_bytes(authority[0].read_bytes())
     for command in SIDES:
         said = secure_shell("--ca-file", str(tmp_path), *command).stderr
@@ -354,14 +358,14 @@ def test_an_error_in_a_program_names_the_parameter_for_the_authority(secure):
 
 
 @pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_an_authority_of_the_environment_serves_both_ports(secure_shell, authority, named):
+def test_an_authority_from_the_environment_holds_for_both_ports(secure_shell, authority, named):
     secure_shell.environment[named] = f"{authority[0]}\n"
     for command in SIDES:
         done = secure_shell(*command)
         assert done.returncode == 0, done.stderr
 
 
-def test_an_explicit_authority_overrides_the_environment(
+def test_an_authority_from_the_option_overrides_the_environment(
     secure_shell, authority, monkeypatch, tmp_path
 ):
     file, (socket_url, http_url) = (
@@ -398,7 +402,7 @@ def test_the_error_says_why_a_file_of_authorities_cannot_be_used(
     assert (done.returncode, reason in done.stderr) == (2, True)
 
 
-def test_refusals_name_the_fault_of_the_certificate(authority, tmp_path):
+def test_the_refusal_of_a_certificate_names_the_fault(authority, tmp_path):
     file, key, built = authority
     with Site(context_of(tmp_path, *certificate("late", (key, built), days=-1))) as site:
         expired = f"https://127.0.0.1:{site.server_port}"

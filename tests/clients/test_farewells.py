@@ -1,4 +1,4 @@
-"""How a client leaves a connection that the server has closed."""
+"""Tests of clients whose connection the server has closed."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ class Silent:
         pass
 
 
-async def test_a_message_far_too_large_is_refused_and_leaves_no_stray_exception() -> None:
+async def test_a_refused_message_of_huge_size_leaves_no_stray_exception() -> None:
     stray: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     gateway = Gateway(GatewaySettings(), local, SocketTickets(local))

@@ -24,7 +24,7 @@ def server():
 
 @pytest.fixture
 def moorage(server, tmp_path, monkeypatch):
-    """Run command lines within this process, which is quicker than a process each."""
+    """Run `moorage` within this process, which is quicker than a new process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOORAGE_URL", server.ws)
     monkeypatch.setenv("MOORAGE_HTTP_URL", server.http)
@@ -133,7 +133,9 @@ def test_a_dry_run_prints_what_can_be_imported_and_changes_nothing(moorage, tmp_
     assert set(nodes(moorage, "k8s")) == set(found)
 
 
-def test_clusters_are_stored_one_by_one_and_an_error_names_the_stored_ones(moorage, tmp_path):
+def test_an_import_stores_clusters_one_by_one_and_its_error_names_the_stored_clusters(
+    moorage, tmp_path
+):
     good = {"id": "good", "nodes": {"nodeData": []}}
     bad = {"id": "bad", "nodes": {"nodeData": [{"id": "n", "memory": "much"}]}}
     (tmp_path / "both.json").write_text(json.dumps([good, bad]))

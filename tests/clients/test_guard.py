@@ -42,7 +42,9 @@ async def test_a_lost_lease_cancels_its_block(harbour, client):
     assert harbour.count("release") == 0
 
 
-async def test_a_lost_lease_only_warns_if_its_block_may_continue(harbour, client):
+async def test_after_the_loss_of_a_lease_a_block_that_may_continue_only_gets_a_warning(
+    harbour, client
+):
     finished = False
     with pytest.raises(LeaseLost):
         async with client.lease("first:1-x", ttl_seconds=0.6, cancel_when_lost=False) as held:
@@ -82,7 +84,7 @@ async def test_a_server_that_restarts_in_time_costs_no_lease(harbour, client):
     assert harbour.leases[held.id]["state"] == "ended"
 
 
-async def test_a_taken_over_lease_is_renewed_at_once(harbour, client):
+async def test_a_lease_that_a_client_takes_over_is_renewed_at_once(harbour, client):
     terms = {"ttl_seconds": 300, "idempotency_key": "mine"}
     await client.ask("first:1-x", lease=terms)
     async with client.lease("first:1-x", ttl_seconds=300, idempotency_key="mine"):
@@ -123,7 +125,7 @@ async def test_a_lease_that_ended_within_its_block_raises_lease_lost(harbour, cl
             del harbour.leases[held.id]
 
 
-async def test_a_block_does_not_run_without_a_lease(client):
+async def test_a_block_does_not_run_if_its_lease_is_refused(client):
     with pytest.raises(NoCapacity):
         async with client.lease("full:1-x"):
             pytest.fail("the block ran")

@@ -1,4 +1,4 @@
-"""Users without a home folder: containers run programs under ids that no list of users has."""
+"""Tests for users without a home folder, as in containers with ids that no list of users has."""
 
 import os
 import pwd
@@ -30,7 +30,7 @@ def homeless():
 
 @pytest.fixture
 def no_home(monkeypatch):
-    """Take the home folder away within this process."""
+    """Hide the home folder from this process."""
 
     def unknown(number):
         raise KeyError(number)
@@ -55,7 +55,7 @@ def test_without_a_home_programs_name_the_option_to_set(homeless, harbour):
 
 
 @pytest.mark.usefixtures("no_home")
-def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
+def test_a_command_with_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
     del shell.environment["XDG_STATE_HOME"]
     shell.environment.pop("HOME", None)
     granted = shell("ask", "first:1-x", "--ttl=20")
@@ -72,14 +72,14 @@ def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
 
 
 @pytest.mark.usefixtures("no_home")
-def test_completion_says_that_it_needs_a_home(shell):
+def test_the_installation_of_completion_says_that_it_needs_a_home(shell):
     shell.environment.pop("HOME", None)
     done = shell("--install-completion", "bash")
     assert (done.returncode, "set HOME" in done.stderr, "Traceback" in done.stderr) == (2, True, 0)
 
 
 @pytest.mark.heavy
-def test_without_a_home_no_kubeconfig_is_there(homeless):
+def test_without_a_home_no_kubeconfig_is_found(homeless):
     unnamed = homeless("moorage", "fleet", "import", "kubernetes", "--dry-run")
     assert "give --cluster-id NAME" in unnamed.stderr
     named = homeless("moorage", "fleet", "import", "kubernetes", "--cluster-id=a", "--dry-run")

@@ -1,4 +1,4 @@
-"""A server with arbitrary answers: each command prints one clear error and its exit code."""
+"""At a server with arbitrary answers, each command prints a clear error and has its exit code."""
 
 import contextlib
 import io
@@ -138,7 +138,7 @@ def nest(depth: int) -> bytes:
 
 
 class Hostile(Site):
-    """Answers every request, on the socket and over HTTP, as a test prepared."""
+    """A server that answers every request, on the socket and over HTTP, as a test prepared."""
 
     def __init__(self) -> None:
         self.calm()
@@ -150,9 +150,9 @@ class Hostile(Site):
     def calm(self) -> None:
         self.document: Any = {}
         self.raw: bytes | None = None
-        """A whole WebSocket message or HTTP body."""
+        """A whole WebSocket message or HTTP body that the server sends as its answer."""
         self.wire: bytes | None = None
-        """Bytes in place of an HTTP answer or a frame; then the server closes the connection."""
+        """Bytes that the server sends in place of an HTTP answer or a frame before it closes."""
         self.status = 200
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
@@ -211,7 +211,7 @@ def hostile(hostile_server: Hostile) -> Hostile:
 
 
 def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
-    """Run a command; check that it prints one clear error. Return its exit code."""
+    """Run a command, check that it prints a single clear error, and return its exit code."""
     files = {"RULE": "rule.py", "FLEET": "fleet.json"}
     given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # These are words of a command line.
     shared = ["--timeout", str(seconds), *(["--json"] if as_json else [])]
@@ -244,7 +244,7 @@ def paths(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def change(document: Any, at: tuple[Any, ...], value: Any, *, gone: bool) -> Any:
-    """Return a document with another value at one place, or without it."""
+    """Return a document with another value at one place, or without the value."""
     if not at:
         return value
     copy = document.copy()
@@ -267,7 +267,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("words", "answer"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS]
 )
-def test_a_good_answer_is_shown(hostile, words, answer, as_json):
+def test_the_command_line_shows_a_good_answer(hostile, words, answer, as_json):
     hostile.document = answer
     assert run_command(words, as_json=as_json) in {Exit.OK, Exit.LEASE_LOST}
 
@@ -279,7 +279,7 @@ def test_a_good_answer_is_shown(hostile, words, answer, as_json):
 @given(
     case=st.sampled_from(CASES), value=st.sampled_from(ABSURD), gone=st.booleans(), js=st.booleans()
 )
-def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, value, gone, js):
+def test_an_impossible_part_of_an_answer_gives_at_most_one_error(hostile, case, value, gone, js):
     words, answer, at = case
     hostile.document = change(answer, at, value, gone=gone)
     run_command(words, as_json=js)
@@ -299,7 +299,7 @@ def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, va
     ],
     ids=range(14),
 )
-def test_an_unreadable_answer_is_one_error(hostile, raw):
+def test_an_unreadable_answer_of_a_server_gives_a_single_error(hostile, raw):
     hostile.raw = raw
     for number, words in enumerate(WAYS):
         hostile.status = 500 if number % 2 else 200
@@ -321,7 +321,7 @@ def test_an_unreadable_answer_is_one_error(hostile, raw):
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_connection_that_breaks_or_speaks_another_protocol_is_one_error(hostile, wire):
+def test_a_connection_that_breaks_or_speaks_another_protocol_gives_a_single_error(hostile, wire):
     hostile.wire = wire
     for words in WAYS:
         run_command(words, as_json=False, seconds=0.1)

@@ -1,4 +1,4 @@
-"""Files of every form become cluster documents, and errors name their faults."""
+"""Files of each accepted form become cluster documents, and errors name faults of files."""
 
 import io
 import json
@@ -88,7 +88,7 @@ def test_a_cluster_id_is_made_from_the_file_name(put, name, expected):
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", ", "])
 @pytest.mark.parametrize("above", ["", "sep=;\r\n"])
-def test_a_table_may_have_the_separator_of_the_locale(put, separator, above):
+def test_a_table_of_machines_may_have_the_separator_of_the_locale(put, separator, above):
     above = above.replace(";", separator[0])
     whole = put("a.csv", above + (HEADER + "a,4500,1024,2,T4\n").replace(",", separator))
     (document,) = collect([whole]).documents
@@ -145,7 +145,7 @@ def test_a_live_cluster_has_the_name_of_its_context(put, monkeypatch, files, exp
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: [d], lambda d: {"clusters": [d]}])
-def test_cluster_documents_stay_as_they_are(put, wrap):
+def test_cluster_documents_are_imported_unchanged(put, wrap):
     document = cluster("lab", node("a"), reputation=7)
     assert collect([put("lab.json", wrap(document))]).documents == (document,)
 
@@ -257,13 +257,13 @@ def test_output_of_kubectl_becomes_a_cluster():
         ({"kind": "NodeList"}, r"items: expected a list of nodes"),
     ],
 )
-def test_nodes_none_of_which_can_be_used_are_refused(put, content, said):
+def test_the_import_of_nodes_none_of_which_can_be_used_is_refused(put, content, said):
     """With --replace, such a file would empty the registered cluster."""
     with pytest.raises(InventoryError, match=said):
         collect([put("none.json", content)], "lab")
 
 
-def test_mig_instances_are_separate_devices_and_replicas_count_as_one():
+def test_mig_instances_are_separate_devices_and_replicas_of_a_gpu_count_as_one_device():
     (document,) = collect([str(NODES)], "k8s").documents
     nodes = by_name(document)
     devices = nodes["mig-a"]["gpus"]["gpus"]

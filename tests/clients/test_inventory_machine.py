@@ -1,4 +1,4 @@
-"""The document of this machine, and of GPUs: the real NVML bindings with a test driver."""
+"""Tests of this machine's document and GPUs, by the real NVML bindings with a test driver."""
 
 import json
 import os
@@ -131,7 +131,9 @@ def test_devices_links_and_mig_instances_are_listed(driver):
         (15, 2, "local, NVML: expected to read its GPUs, but NVML reports: GPU is lost"),
     ],
 )
-def test_a_driver_without_devices_is_a_note_and_a_lost_device_an_error(driver, broken, code, said):
+def test_a_driver_without_devices_gives_a_note_and_a_lost_device_gives_an_error(
+    driver, broken, code, said
+):
     done = with_driver(driver(broken))
     assert done.returncode == code
     assert said in done.stderr

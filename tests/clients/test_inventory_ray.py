@@ -1,4 +1,4 @@
-"""Nodes of Ray, from its dashboard, from its command line, and from a real Ray."""
+"""Tests of nodes that Ray's dashboard, Ray's command line and a real Ray list."""
 
 import json
 import os
@@ -36,7 +36,7 @@ GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memoryUsed": 1, "memoryTota
 
 
 class Dashboard(Site):
-    """Answers as Ray's dashboard does, or as a test wants it to."""
+    """A server that answers like Ray's dashboard, or as a test prepared."""
 
     def __init__(self) -> None:
         self.nodes, self.total, self.warning = [ALIVE, DEAD], 2, ""
@@ -134,7 +134,7 @@ def test_the_error_names_a_server_that_is_not_a_dashboard(dashboard, raw, said):
     assert dashboard.url in str(caught.value)
 
 
-def test_an_address_that_does_not_answer_is_an_error(nowhere):
+def test_an_address_of_ray_that_does_not_answer_gives_an_error(nowhere):
     with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
         collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 

@@ -1,4 +1,4 @@
-"""The output of `moorage fleet CLUSTER` for each node."""
+"""Tests of the output of `moorage fleet CLUSTER` for each node."""
 
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as

@@ -1,4 +1,4 @@
-"""Times of day that a person enters: an hour that the clocks skip is refused."""
+"""Tests of times that a person enters; a time that the clocks skip is refused."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`moorage policy test` and `backtest`, run as its users run it: without a server."""
+"""Tests of `moorage policy test` and `moorage policy backtest`, which need no server."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def moorage(*words, expect=0, cwd=None):
 
 
 @pytest.mark.heavy  # Runs all built-in requests twice.
-def test_a_shipped_policy_is_found_by_name_unless_such_a_file_exists(tmp_path):
+def test_a_shipped_policy_is_found_by_name_unless_a_file_has_this_name(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     (tmp_path / "best_fit").mkdir()
     (tmp_path / "best_fit" / "function.py").write_text(POLICY)
@@ -83,7 +83,7 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
     assert done.stdout.endswith("random:0-test: passed\n")
 
 
-def test_wrong_arguments_are_refused_before_anything_runs(shell, tmp_path):
+def test_wrong_arguments_are_refused_before_a_policy_runs(shell, tmp_path):
     def refusal(*words):
         done = shell("policy", *map(str, words))
         assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Addresses of pools: their syntax, and which of several is used."""
+"""Tests of the addresses of pools: their syntax, and which of several a client uses."""
 
 import os
 from pathlib import Path

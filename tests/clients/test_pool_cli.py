@@ -47,7 +47,7 @@ def test_checkout_show_and_checkin_print_text(moorage):
     assert json.loads(again.stdout)["error"]["code"] == "not_found"
 
 
-def test_with_json_a_checkout_is_a_document(moorage):
+def test_with_the_option_json_a_checkout_prints_a_document(moorage):
     taken = json.loads(moorage("checkout", "gpus", "--pid", str(os.getpid()), "--json").stdout)
     assert taken["resources"] == {"gpus": [{"id": "0", "slots": 1}]}
     given = json.loads(moorage("checkin", taken["transaction"], "--json").stdout)
@@ -114,5 +114,5 @@ def test_an_address_without_a_server_has_a_remedy(shell, tmp_path):
         ("--ttl 0", "--ttl"),
     ],
 )
-def test_a_server_that_cannot_start_says_why(options, said):
+def test_a_pool_server_that_cannot_start_says_why(options, said):
     assert said in refusal(*options.split())

@@ -1,4 +1,4 @@
-"""Folders of pools: files that other users planted are neither used nor harmed."""
+"""A pool neither uses nor harms files that other users planted in its folder."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ NOBODY = 65_534
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Make a folder the system's temporary one, which counts if XDG_RUNTIME_DIR is unset."""
+    """Make a folder the system's temporary folder, which pools use if XDG_RUNTIME_DIR is unset."""
     given = {n: v for n, v in os.environ.items() if not n.startswith(("MOORAGE_", "XDG_"))}
     return given | {"TMPDIR": str(tmp_path)}
 
@@ -35,7 +35,9 @@ def folder(tmp_path) -> Path:
     return tmp_path / f"moorage-{os.getuid()}"
 
 
-def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
+def test_the_pool_makes_and_uses_a_folder_that_only_its_user_can_enter(
+    tmp_path, folder, monkeypatch
+):
     with serving(tmp_path) as (address, _):
         assert address == f"uds:{folder}/pool.sock"
         assert oct(folder.stat().st_mode)[-3:] == "700"
@@ -68,7 +70,7 @@ def test_a_folder_that_another_user_may_have_made_is_not_used(tmp_path, folder, 
     assert not (folder / "pool.sock").exists()
 
 
-def test_a_planted_link_empties_no_file(tmp_path):
+def test_a_link_in_place_of_the_socket_empties_no_file(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "pool.sock"
     victim.write_text("precious")
     lock = tmp_path / "pool.sock.lock"
@@ -90,14 +92,14 @@ def test_a_planted_link_empties_no_file(tmp_path):
         pytest.param(os.mkfifo, id="pipe"),
     ],
 )
-def test_a_file_that_is_not_a_socket_stays(tmp_path, make):
+def test_the_pool_does_not_remove_a_file_that_is_not_a_socket(tmp_path, make):
     path = tmp_path / "precious"
     make(path)
     assert f"{path}: is not a socket" in refusal(tmp_path, "--address", f"uds:{path}")
     assert path.is_symlink() or path.exists()
 
 
-def test_the_socket_of_another_program_is_left_alone(tmp_path):
+def test_the_pool_does_not_remove_the_socket_of_another_program(tmp_path):
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -108,7 +110,7 @@ def test_the_socket_of_another_program_is_left_alone(tmp_path):
             caller.connect(str(path))
 
 
-def test_a_file_that_has_replaced_the_socket_is_left_alone(tmp_path):
+def test_the_pool_does_not_remove_a_file_that_has_replaced_its_socket(tmp_path):
     path = tmp_path / "pool.sock"
     with serving(tmp_path, "--address", f"uds:{path}"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""A pool that processes share: real servers, real sockets, and holders that are killed."""
+"""Tests of a pool that processes share, with real sockets and holders that are killed."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def pool(pool_server) -> Iterator[ResourcePoolAdapter]:
 
 
 def http_of(pool: ResourcePoolAdapter) -> httpx.Client:
-    """Return another client of the same server."""
+    """Return an HTTP client of the served pool."""
     match pool.address:
         case Uds(path=path):
             transport = httpx.HTTPTransport(uds=str(path))
@@ -65,7 +65,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a process that holds two GPUs; yield it and its transaction."""
+    """Run a process that holds two GPUs; yield the process and its transaction."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", HOLDER, address], **pipes)
     try:
@@ -76,7 +76,7 @@ def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class TestAdapter:
-    """The remote pool has the methods of the pool."""
+    """The adapter to a remote pool has the methods of a pool."""
 
     def test_the_adapter_has_the_methods_of_the_pool(self, pool):
         assert pool.types == ["cpus", "gpus"]
@@ -103,7 +103,7 @@ class TestAdapter:
                 pool.checkout(request)
         assert free(pool) == 4
 
-    def test_a_checkout_is_returned_once_and_only_with_its_own_slots(self, pool):
+    def test_a_checkout_can_be_returned_only_once_and_only_with_its_own_slots(self, pool):
         first, second = pool.checkout(GPU), pool.checkout(GPU)
         more = Checkout({"gpus": [*first["gpus"], {"id": "1", "slots": 1}]}, first.transaction)
         with pytest.raises(InvalidCheckin):
@@ -125,7 +125,7 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """The documented client uses these calls; it sends neither processes nor transactions."""
+    """The HTTP calls work for the documented client, which sends no processes or transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:
@@ -211,7 +211,7 @@ class TestHolders:
         with pytest.raises(InvalidCheckin, match="its process died"):
             pool.checkin(transaction)
 
-    def test_a_process_may_hold_several_and_end_some(self, pool):
+    def test_a_process_may_hold_several_checkouts_and_end_some_of_them(self, pool):
         with holder(str(pool.address)) as (process, transaction):
             mine = pool.checkout(GPU, pid=process.pid)
             also = pool.checkout(GPU, pid=process.pid)
@@ -332,7 +332,7 @@ class TestServing:
                 pool.checkin(old)
             pool.checkin(same)
 
-    def test_slots_without_a_ttl_get_that_of_the_server(self, tmp_path):
+    def test_slots_that_are_taken_without_a_ttl_get_the_ttl_of_the_server(self, tmp_path):
         file = tmp_path / "pool.yaml"
         file.write_text("resource_pool:\n  resources:\n    gpus:\n    - {id: left, slots: 2}\n")
         options = ("--resource-pool-file", str(file), "-r", "gpus=1", "--ttl", "0.05")

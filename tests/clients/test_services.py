@@ -26,7 +26,7 @@ from tests.sites import Answer, Site
 
 
 class Registry(Site):
-    """Answers each request as the test prepared, and records it."""
+    """A server that answers each request as the test prepared, and records the request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, object]] = {}
@@ -127,7 +127,7 @@ def test_services_publish_read_and_delete_policies(registry):
             services.policy("b:1-x")
 
 
-def test_services_put_clusters(registry):
+def test_the_services_client_registers_clusters(registry):
     refusal = {"success": False, "message": "there", "error": {"code": "already_exists"}}
     registry.answers["POST /clusters"] = (409, refusal)
     registry.answers["PUT /clusters/c0"] = (200, {"id": "c0"})
@@ -178,7 +178,7 @@ def push(registry, shell):
     return push
 
 
-def test_push_sends_source_as_it_is(push, tmp_path):
+def test_push_sends_a_source_file_unchanged(push, tmp_path):
     (tmp_path / "rule.py").write_text("class AIOSv1PolicyRule: ...")
     words = ("--uri", "a.b:v1.0-beta-2", "--parameters", '{"x": 1}')
     done, document = push(tmp_path / "rule.py", "--no-test", *words)

@@ -1,4 +1,4 @@
-"""Stored logins: which servers get a token, and which of an issuer's tokens is used."""
+"""Tests of stored logins: which servers get a token, and which token of an issuer is sent."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Text as editors of other systems write it: byte order marks, UTF-16, and PEP 263."""
+"""Tests of files from editors of other systems: byte order marks, UTF-16, and PEP 263."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_text_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+def test_files_of_any_editor_are_read(tmp_path: Path, encoding: str) -> None:
     written = tmp_path / "policy.json"
     written.write_text(json.dumps({"code": SOURCE, "name": "Grüße"}), encoding=encoding)
     assert document_of(written)["name"] == "Grüße"
@@ -40,7 +40,7 @@ def test_text_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
         "# coding: latin-1",
     ],
 )
-def test_source_names_its_encoding(tmp_path: Path, text: str) -> None:
+def test_a_source_file_may_name_its_encoding(tmp_path: Path, text: str) -> None:
     file = tmp_path / "p.py"
     file.write_bytes(text.encode("latin-1"))
     code = document_of(file)["code"]

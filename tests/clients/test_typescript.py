@@ -1,4 +1,4 @@
-"""The TypeScript client: it compiles, and talks with a real daemon from Node."""
+"""The TypeScript client compiles, and talks with a real daemon from Node."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ const pauses = [];
 const timer = globalThis.setTimeout;
 globalThis.setTimeout = (work, ms) => (Number.isInteger(ms) || pauses.push(ms), timer(work, ms));
 """
-"""Counts the pauses between attempts: random factors make them fractions of milliseconds."""
+"""A script that counts pauses between attempts, which random factors make fractions of ms."""
 STOPPING = f"""{PAUSES}
 import {{ MoorageClient }} from "./dist/client.js";
 
@@ -143,7 +143,7 @@ console.log("open");
 
 @pytest.fixture(scope="module")
 def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client, made in a folder of its own."""
+    """The TypeScript client, compiled in a separate folder."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("no Node here: apt-get install nodejs npm")
     folder = tmp_path_factory.mktemp("typescript")

@@ -1,4 +1,4 @@
-"""One configuration from flags, environment, file and defaults, and the errors in them."""
+"""Tests of the configuration from flags, environment, file and defaults, and of its errors."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def test_defaults_are_as_documented() -> None:
     assert config.data_dir == Path("/home/ann/.local/state/moored")
 
 
-def test_a_home_is_needed_only_if_no_folder_is_given(
+def test_the_server_needs_a_home_only_if_no_data_folder_is_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(number: int) -> None:
@@ -76,7 +76,9 @@ def test_the_password_of_a_database_is_not_shown() -> None:
     assert "hunter2" not in repr(config)
 
 
-def test_flags_override_the_environment_the_file_and_the_defaults(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file_which_overrides_defaults(
+    tmp_path: Path,
+) -> None:
     file = write(tmp_path / "moored.toml", "port = 1001\nhttp_port = 1002\nsessions_max = 1003\n")
     environ = HOME | {"MOORAGE_PORT": "2001", "MOORAGE_HTTP_PORT": "2002"}
     config = Config.load({"port": 3001, "http_port": None}, environ, file)
@@ -84,13 +86,15 @@ def test_flags_override_the_environment_the_file_and_the_defaults(tmp_path: Path
     assert config.message_bytes_max == 1 << 20
 
 
-def test_the_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_the_settings_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "moored.toml"
     file.write_text("port = 1001\n", encoding="utf-8-sig")
     assert Config.load({}, HOME, file).port == 1001
 
 
-def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Path) -> None:
+def test_the_environment_can_name_the_settings_file_and_a_flag_overrides_the_name(
+    tmp_path: Path,
+) -> None:
     named = write(tmp_path / "named.toml", "port = 1\n")
     other = write(tmp_path / "other.toml", "port = 2\n")
     environ = HOME | {"MOORAGE_CONFIG": str(named)}
@@ -98,7 +102,7 @@ def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Pa
     assert Config.load({}, environ, other).port == 2
 
 
-def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
+def test_each_setting_can_be_given_by_flag_and_environment_and_file(tmp_path: Path) -> None:
     """Each setting is given as text and as a TOML value."""
     quota = Quota(2.0, Amounts(gpu_milli=1500), Amounts(), Amounts(cpu_milli=7), 9.0)
     said = "ann/one weight=2 gpus=1.5 lend_cpu_milli=7 notice_seconds=9, * gpus=0"
@@ -209,7 +213,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         assert Config.load({name: text for name, (text, _, _) in given.items()}, HOME) == expected
 
 
-def test_metrics_may_have_only_one_source() -> None:
+def test_a_second_source_of_metrics_is_refused() -> None:
     both = {"MOORAGE_PROMETHEUS_URL": "http://p", "GLOBAL_CLUSTER_METRICS_URL": "http://m"}
     assert refusal(environ=both).setting == "prometheus_url"
 
@@ -250,7 +254,9 @@ def test_metrics_may_have_only_one_source() -> None:
         ("log_level", "verbose"),
     ],
 )
-def test_a_malformed_value_names_setting_source_and_expectation(name: str, text: str) -> None:
+def test_the_error_about_a_malformed_value_names_setting_and_source_and_expected_value(
+    name: str, text: str
+) -> None:
     setting = settings()[name]
     error = refusal(environ={setting.environment: text})
     assert error.setting == name
@@ -275,7 +281,7 @@ def test_a_malformed_value_names_setting_source_and_expectation(name: str, text:
         "tokens = 5",
     ],
 )
-def test_the_file_must_have_the_right_types(tmp_path: Path, line: str) -> None:
+def test_values_in_the_settings_file_must_have_the_right_types(tmp_path: Path, line: str) -> None:
     file = write(tmp_path / "moored.toml", line + "\n")
     error = refusal(file=file)
     assert error.setting == line.partition(" ")[0]
@@ -327,14 +333,14 @@ def test_a_token_may_contain_quotes() -> None:
     assert config.tokens == {"'se\"cret": "ann"}
 
 
-def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_the_refusal_of_an_unknown_setting_suggests_the_nearest_name(tmp_path: Path) -> None:
     file = write(tmp_path / "moored.toml", "prot = 1\n")
     assert str(refusal(file=file)).endswith("there is no such setting; the nearest is port")
     assert "the nearest is MOORAGE_TOKENS" in str(refusal(environ={"MOORAGE_TOKNES": "a:b"}))
     assert "the nearest is sandbox" in str(refusal({"sandbx": "jail"}))
 
 
-def test_names_of_the_clients_and_empty_variables_are_left_alone() -> None:
+def test_variables_of_the_clients_and_empty_variables_are_not_settings() -> None:
     client = {"MOORAGE_URL": "ws://x", "MOORAGE_HTTP_URL": "http://x", "MOORAGE_TOKEN": "k"}
     client |= {"MOORAGE_STATE": "/x"}
     empty = {"MOORAGE_PORT": "", "MOORAGE_CONFIG": "", "POLICY_DB_URL": ""}
@@ -375,7 +381,7 @@ def test_a_daemon_cannot_be_its_own_external_service() -> None:
     Config.load({}, HOME | {"CLUSTER_SERVICE_URL": "http://elsewhere:8080"})
 
 
-def test_missing_large_or_malformed_files_are_refused(tmp_path: Path) -> None:
+def test_missing_or_too_large_or_malformed_settings_files_are_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in str(refusal(file=tmp_path / "none.toml"))
     assert "cannot be read (Is a directory" in str(refusal(file=tmp_path))
     assert "expected a TOML file" in str(refusal(file=write(tmp_path / "bad", "port 1")))
@@ -406,7 +412,7 @@ def test_a_short_token_is_refused_if_other_machines_can_guess_it(setting: str) -
     assert "8 characters or more" in error.expected
 
 
-def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
+def test_a_tenant_may_have_two_tokens_and_no_output_shows_them(tmp_path: Path) -> None:
     file = write(tmp_path / "moored.toml", '[tokens]\nann = ["old", "s3cret"]\n')
     config = Config.load({}, HOME, file)
     assert config.tokens == {"old": "ann", "s3cret": "ann"}
@@ -479,7 +485,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         Config.load({}, HOME).port = 1  # type: ignore[misc]  # That it cannot is the test.
 
 
-def test_table_and_help_name_every_setting() -> None:
+def test_the_table_of_settings_and_the_help_name_every_setting() -> None:
     table, text = settings_markdown(), settings_help()
     for name, setting in settings().items():
         assert f"| `{name}`" in table

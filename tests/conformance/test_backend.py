@@ -70,7 +70,7 @@ class Bench(Protocol):
     """A backend under test, and specs for it."""
 
     def backend(self) -> Backend:
-        """Return a new backend over the same machine: it sees the workloads of all earlier ones."""
+        """Return a new backend over the machine, with the workloads of all earlier backends."""
 
     def spec(self) -> BaseResourceSpec:
         """Return a spec whose workload starts, and runs until it is stopped."""
@@ -85,7 +85,7 @@ class Bench(Protocol):
         """Return a spec whose workload gets ready and soon ends by itself, and its exit code."""
 
     def limits(self) -> dict[str, Any]:
-        """Return limits that can be changed while a workload runs; {} if none can."""
+        """Return limits that can be changed while a workload runs; {} if no limit can."""
 
     def gang(self) -> "Gang | None":
         """Return a gang of two nodes; None if the backend starts no gangs."""
@@ -94,11 +94,11 @@ class Bench(Protocol):
         """Return a spec that writes 300 lines and `last`, and ends; None if no output is stored."""
 
     async def left(self) -> int:
-        """Count what is actually on the machine: processes, containers or instances."""
+        """Count the workloads that really run: processes, containers or instances."""
 
 
 Gang = tuple[Order, Callable[[], Awaitable[str]]]
-"""The gang's order, and a function that ends a member and returns its node."""
+"""An order for a gang, and a function that ends a member and returns the member's node."""
 
 
 WRITING = ["sh", "-c", "seq 300; echo last"]
@@ -191,7 +191,7 @@ class ProcessBench:
 
 
 class AgentBench(ProcessBench):
-    """As `ProcessBench`, but on machines whose agents connect over a socket."""
+    """Real processes, as in `ProcessBench`, on machines whose agents connect over a socket."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -213,14 +213,14 @@ class AgentBench(ProcessBench):
 
 
 class MixedBench(AgentBench):
-    """As `AgentBench`, but the second node of a gang is the server's own machine."""
+    """An `AgentBench` in which the second node of a gang is the server's own machine."""
 
     def backend(self) -> Backend:
         return AgentBackend(self, LocalBackend(self.root / "n2", ["n2"]), "n1")
 
 
 class AgentBackend(FleetBackend):
-    """The backend in the server: it places workloads on the agents' nodes, or on its own."""
+    """A server's backend that places workloads on the agents' nodes, or on its own machine."""
 
     def __init__(self, bench: AgentBench, own: LocalBackend, *agents: str) -> None:
         self.bench = bench
@@ -453,8 +453,8 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
     assert list(await backend.discover()) == []
 
 
-async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
-    """A glance may report nothing: not every backend knows the state without a request."""
+async def test_a_quick_look_reports_only_ready_workloads_as_ready(bench, backend):
+    """A quick look may report nothing: some backends do not know the state without a request."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
     assert backend.glance("a") in {None, ready}
@@ -462,21 +462,21 @@ async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
     assert backend.glance("a") is None
 
 
-async def test_a_second_start_finds_the_first(bench, backend):
+async def test_a_second_start_of_a_name_finds_the_first_workload(bench, backend):
     first = await backend.start(Order("a", bench.spec()))
     second = await backend.start(Order("a", bench.spec()))
     assert second == first
     assert await bench.left() == 1
 
 
-async def test_starts_at_the_same_time_make_one_workload(bench, backend):
+async def test_starts_of_one_name_at_the_same_time_make_one_workload(bench, backend):
     order = Order("a", bench.spec())
     started = await asyncio.gather(*(backend.start(order) for _ in range(4)))
     assert len(set(started)) == 1
     assert await bench.left() == 1
 
 
-async def test_two_names_are_two_workloads(bench, backend):
+async def test_two_names_have_two_workloads(bench, backend):
     await asyncio.gather(*(backend.start(Order(name, bench.spec())) for name in "ab"))
     assert await bench.left() == 2
     await backend.stop("a")
@@ -504,7 +504,9 @@ async def test_a_stop_ends_a_start_under_way(bench, backend):
     assert started.phase is Phase.READY
 
 
-async def test_a_second_stop_and_a_stop_of_an_unknown_workload_succeed(bench, backend):
+async def test_a_second_stop_of_a_workload_and_a_stop_of_an_unknown_workload_succeed(
+    bench, backend
+):
     await backend.start(Order("a", bench.spec()))
     await backend.stop("a")
     await backend.stop("a")
@@ -512,7 +514,7 @@ async def test_a_second_stop_and_a_stop_of_an_unknown_workload_succeed(bench, ba
     assert await bench.left() == 0
 
 
-async def test_stops_at_the_same_time_all_return(bench, backend):
+async def test_stops_of_one_workload_at_the_same_time_all_return(bench, backend):
     await backend.start(Order("a", bench.spec()))
     await asyncio.gather(*(backend.stop("a") for _ in range(3)))
     assert await bench.left() == 0
@@ -534,7 +536,7 @@ async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing_behind(be
     assert list(await backend.discover()) == []
 
 
-async def test_a_failed_workload_frees_its_name(bench, backend):
+async def test_after_a_failure_the_name_of_the_workload_can_be_started_again(bench, backend):
     """A lease whose workload failed starts it again under the same name."""
     failing, _ = bench.failing()
     with pytest.raises(BackendError):
@@ -565,7 +567,7 @@ async def test_a_backend_adopts_running_workloads_after_a_crash(bench, backend):
     await after.close()
 
 
-async def test_the_listener_gets_the_end_of_a_workload(bench, backend):
+async def test_a_listener_of_the_backend_gets_the_end_of_a_workload(bench, backend):
     reports: list[WorkloadReport] = []
     backend.listen(reports.append)
     spec, code = bench.dying()
@@ -594,7 +596,7 @@ async def test_a_workload_that_ended_during_a_crash_is_not_restarted(bench, back
     await after.close()
 
 
-async def test_the_listener_gets_the_start_and_the_stop_of_a_workload(bench, backend):
+async def test_a_listener_of_the_backend_gets_the_start_and_the_stop_of_a_workload(bench, backend):
     reports: list[WorkloadReport] = []
     backend.listen(reports.append)
     await backend.start(Order("a", bench.spec()))
@@ -604,7 +606,7 @@ async def test_the_listener_gets_the_start_and_the_stop_of_a_workload(bench, bac
     assert Phase.STARTING in phases
 
 
-async def test_limits_change_while_it_runs_or_are_refused_by_name(bench, backend):
+async def test_limits_of_a_running_workload_change_or_are_refused_by_name(bench, backend):
     await backend.start(Order("a", bench.spec()))
     if limits := bench.limits():
         await backend.control("a", limits)
@@ -627,7 +629,7 @@ async def test_a_reset_leaves_the_workload_ready_or_is_refused(bench, backend):
         await backend.reset("nobody")
 
 
-async def test_a_spec_of_another_kind_is_refused_before_anything_is_held(bench, backend):
+async def test_a_spec_of_another_backend_is_refused_before_any_resource_is_held(bench, backend):
     spec = ProcessResourceSpec(command=["true"])
     if spec.category in backend.support.categories:
         backend.refuse(spec)
@@ -663,8 +665,8 @@ async def test_workloads_continue_after_the_backend_is_closed(bench, backend):
     await after.close()
 
 
-async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
-    """The same holds for a backend opened after a crash; the stop removes what is left."""
+async def test_a_gang_fails_when_one_member_is_lost(bench, backend):
+    """A backend opened after a crash also reports the failure; a stop removes the other member."""
     gang = bench.gang()
     if gang is None:
         assert not backend.support.gangs or isinstance(bench, RayJobBench)
@@ -700,7 +702,7 @@ def none_remain(bench: Bench) -> Callable[[], Any]:
 RUNS = int(os.environ.get("OUTPUT_RUNS", "8"))
 
 
-async def test_output_is_complete_however_fast_a_command_ends(bench, backend):
+async def test_the_output_of_a_command_is_complete_however_fast_the_command_ends(bench, backend):
     """Many commands run at a time; each is stopped as soon as it has ended, as a daemon does."""
     writing = bench.writing()
     if writing is None:

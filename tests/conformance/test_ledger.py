@@ -223,7 +223,7 @@ async def test_a_new_ledger_is_empty(place: Place):
     await ledger.close()
 
 
-async def test_facts_come_back_in_order_after_reopening(ledger: Ledger, place: Place):
+async def test_a_reopened_ledger_returns_its_facts_in_order(ledger: Ledger, place: Place):
     first: list[Fact] = [grant(1), Renewed(RequestId("r-1"), NOW + 600)]
     second: list[Fact] = [Ended(RequestId("r-1"), NOW, "released"), ClusterRemoved(ClusterId("c"))]
     assert await ledger.append(first, NOW) == 2
@@ -272,7 +272,7 @@ async def test_facts_appended_before_close_are_durable(ledger: Ledger, place: Pl
     assert await read_remains(place) == numbered_facts(1, 50)
 
 
-async def test_a_cancelled_append_disturbs_no_other(ledger: Ledger):
+async def test_a_cancelled_append_disturbs_no_other_append(ledger: Ledger):
     calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered_facts(1, 9)]
     await asyncio.sleep(0)
     calls[4].cancel()
@@ -281,7 +281,7 @@ async def test_a_cancelled_append_disturbs_no_other(ledger: Ledger):
     assert [entry.fact for entry in await ledger.read()] == numbered_facts(1, 10)
 
 
-async def test_a_checkpoint_stands_for_the_facts_before_it(ledger: Ledger, place: Place):
+async def test_a_checkpoint_replaces_the_facts_before_it_at_recovery(ledger: Ledger, place: Place):
     await ledger.append(numbered_facts(1, 10), NOW)
     condensed = [grant(number) for number in range(700)]
     await ledger.checkpoint(8, condensed)
@@ -314,7 +314,9 @@ async def test_appends_go_on_during_a_checkpoint(ledger: Ledger, place: Place):
     assert (await read_remains(place))[2000:] == numbered_facts(6, last)
 
 
-async def test_a_damaged_checkpoint_gives_way_to_the_one_before(ledger: Ledger, place: Place):
+async def test_instead_of_a_damaged_checkpoint_recovery_uses_the_previous_checkpoint(
+    ledger: Ledger, place: Place
+):
     for seq in (2, 4, 6):
         await ledger.append(numbered_facts(seq - 1, seq), NOW)
         await ledger.checkpoint(seq, [grant(seq)])
@@ -338,7 +340,7 @@ async def test_a_damaged_checkpoint_gives_way_to_the_one_before(ledger: Ledger, 
     assert await read_remains(place) == [grant(7)]
 
 
-async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(
+async def test_a_checkpoint_is_later_than_the_last_checkpoint_and_no_later_than_the_last_fact(
     ledger: Ledger, place: Place
 ):
     await ledger.append(numbered_facts(1, 5), NOW)
@@ -351,7 +353,9 @@ async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(
     assert await read_remains(place) == [grant(1), *numbered_facts(4, 5)]
 
 
-async def test_an_unwritable_fact_is_refused_and_stores_nothing(ledger: Ledger, place: Place):
+async def test_an_append_with_a_fact_that_cannot_be_encoded_is_refused_and_stores_nothing(
+    ledger: Ledger, place: Place
+):
     await ledger.append(numbered_facts(1, 1), NOW)
     endless = Renewed(RequestId("r-9"), float("inf"))
     with pytest.raises(FactUnwritable, match="Renewed cannot be stored"):
@@ -378,7 +382,7 @@ async def test_history_lists_the_facts_of_one_subject(ledger: Ledger):
     assert await ledger.history("r") == []
 
 
-async def test_pages_are_bounded_and_join_without_gaps(ledger: Ledger):
+async def test_pages_of_the_history_are_bounded_and_join_without_gaps(ledger: Ledger):
     await ledger.append(numbered_facts(1, 2 * PAGE_FACTS_MAX + 1), NOW)
     sizes, after = [], 0
     while page := await ledger.read(after, limit=10 * PAGE_FACTS_MAX):
@@ -389,7 +393,7 @@ async def test_pages_are_bounded_and_join_without_gaps(ledger: Ledger):
     assert [entry.seq for entry in await ledger.read(7, limit=2)] == [8, 9]
 
 
-async def test_a_page_of_large_facts_ends_early(ledger: Ledger, place: Place):
+async def test_a_page_of_the_history_with_large_facts_ends_early(ledger: Ledger, place: Place):
     large = [Ended(RequestId("r"), NOW, "x" * (PAGE_BYTES_MAX // 4)) for _ in range(6)]
     await ledger.append(large, NOW)
     assert [entry.seq for entry in await ledger.read()] == [1, 2, 3, 4]
@@ -398,7 +402,7 @@ async def test_a_page_of_large_facts_ends_early(ledger: Ledger, place: Place):
     assert await read_remains(place) == large
 
 
-async def test_a_reader_during_writes_gets_facts_without_gaps(ledger: Ledger):
+async def test_a_reader_gets_all_facts_without_gaps_while_a_writer_adds_facts(ledger: Ledger):
 
     async def write() -> None:
         for number in range(1, 201):
@@ -414,7 +418,7 @@ async def test_a_reader_during_writes_gets_facts_without_gaps(ledger: Ledger):
     assert len(await ledger.read()) == 200
 
 
-async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(
+async def test_recovery_ends_at_the_fact_that_was_the_last_when_the_ledger_was_opened(
     ledger: Ledger, place: Place
 ):
     await ledger.append(numbered_facts(1, 3), NOW)
@@ -440,7 +444,7 @@ async def test_one_ledger_has_one_writer(ledger: Ledger, place: Place):
     await second.close()
 
 
-async def test_a_closed_ledger_refuses_calls_and_may_be_opened_again(place: Place):
+async def test_a_closed_ledger_refuses_calls_and_can_be_opened_again(place: Place):
     ledger = place.ledger()
     with pytest.raises(LedgerError, match="not open"):
         await ledger.append(numbered_facts(1, 1), NOW)
@@ -463,7 +467,7 @@ async def test_a_closed_ledger_refuses_calls_and_may_be_opened_again(place: Plac
 
 
 @pytest.mark.parametrize(("kind", "version"), [("teleported", 1), ("renewed", 99), ("renewed", 0)])
-async def test_an_unknown_kind_is_never_skipped(
+async def test_a_fact_of_an_unknown_kind_is_never_skipped(
     ledger: Ledger, place: Place, kind: str, version: int
 ):
     await ledger.append(numbered_facts(1, 3), NOW)
@@ -515,7 +519,7 @@ async def test_a_checkpoint_reveals_facts_lost_from_the_end(ledger: Ledger, plac
 
 
 async def append_and_checkpoint(ledger: Ledger, last: int) -> None:
-    """Append facts up to one, a second apart, and take a checkpoint."""
+    """Append facts up to number `last`, a second apart, and take a checkpoint."""
     for number in range(ledger.last_seq + 1, last + 1):
         await ledger.append([grant(number)], NOW + number)
     await ledger.checkpoint(last, numbered_facts(1, 1))
@@ -526,7 +530,7 @@ async def prune(ledger: Ledger, before: float, bytes_max: int) -> None:
         pass
 
 
-async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint(
+async def test_history_is_pruned_by_age_but_not_beyond_the_older_checkpoint(
     ledger: Ledger, place: Place
 ):
     await prune(ledger, NOW + 1e9, 0)

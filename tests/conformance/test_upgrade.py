@@ -88,7 +88,7 @@ async def test_an_upgrade_keeps_all_registered_documents(folder: Path):
         await catalog.closing.aclose()
 
 
-async def test_an_old_folder_opens_completely_and_stays_complete(folder: Path):
+async def test_a_data_folder_of_an_old_release_opens_completely_and_stays_complete(folder: Path):
     assert verify(folder).findings == []
     await replay(folder)
     assert verify(folder).findings == []
@@ -108,7 +108,7 @@ NEWER = [
 
 
 @pytest.mark.parametrize(("name", "statement"), NEWER)
-async def test_a_newer_format_is_refused_with_the_release_that_reads_it(
+async def test_the_refusal_of_a_newer_format_names_the_release_that_reads_it(
     folder: Path, name: str, statement: str
 ):
     release = ["CREATE TABLE release(version TEXT)", "INSERT INTO release VALUES ('7.1.0')"]

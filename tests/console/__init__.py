@@ -1,1 +1,1 @@
-"""Tests of the console; successive tests share a browser."""
+"""Tests of the console, which share one browser."""

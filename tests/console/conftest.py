@@ -23,22 +23,22 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A page; a script error or a breach of the content security policy fails the test."""
+    """A page in the browser; a script error or a breach of its security policy fails the test."""
     with open_page(chromium) as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def console_server() -> Iterator[Seeded]:
-    """Two clusters, some leases, one refusal, an alias of two versions."""
-    with seed_server() as it:
-        it.fleet("east", 24, model="A100")
-        it.fleet("west", 16, model="H100")
+    """A daemon with two clusters, some leases, a refusal, and an alias of two versions."""
+    with seed_server() as seeded:
+        seeded.fleet("east", 24, model="A100")
+        seeded.fleet("west", 16, model="H100")
         for n in range(12):
-            it.ask(n % 4 + 1)
-        it.refused = it.ask(9)["request"]
-        it.second_version()
+            seeded.ask(n % 4 + 1)
+        seeded.refused = seeded.ask(9)["request"]
+        seeded.second_version()
         for version in ("1.0", "1.1"):
             chosen = {"policy_rule_uri": f"first_fit:{version}-stable"}
-            it.http.post("/policy-alias/first_fit:stable/activate", json=chosen)
-        yield it
+            seeded.http.post("/policy-alias/first_fit:stable/activate", json=chosen)
+        yield seeded

@@ -48,7 +48,10 @@ def load_again_if_dropped(page: Any) -> None:
     containers cause.
     """
     load, dropped = page.goto, list[str]()
-    page.on("requestfailed", lambda it: dropped.append(it.url) if it.failure == _CHANGED else None)
+    page.on(
+        "requestfailed",
+        lambda request: dropped.append(request.url) if request.failure == _CHANGED else None,
+    )
 
     def goto(url: str) -> Any:
         for _ in range(LOADS_MAX):
@@ -67,7 +70,7 @@ def load_again_if_dropped(page: Any) -> None:
 
 
 def enter(page: Any, url: str, token: str) -> None:
-    """Show a page that needs a token, and log in there."""
+    """Show a page that needs a token, and log in on it."""
     page.goto(url)
     page.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
@@ -100,7 +103,7 @@ class Seeded:
         assert self.http.post("/clusters", json=document).status_code == 201
 
     def second_version(self) -> None:
-        """Register another version of the policy."""
+        """Register a second version of the policy `first_fit`, `first_fit:1.1-stable`."""
         names = {"version": "1.1", "policy_rule_uri": "first_fit:1.1-stable"}
         document = catalog.document("first_fit") | names
         document["code"] = document["code"].replace("All equal", "Equal")
@@ -108,7 +111,7 @@ class Seeded:
 
     @contextmanager
     def waiter(self, gpus: int, nodes: int = 1) -> Iterator[str]:
-        """A waiting request, from a separate client."""
+        """Send a request that waits, from a separate client; yield the request."""
         message = {
             "adhoc": True,
             "id": "waits",
@@ -152,14 +155,14 @@ def seed_server(
         token = environment.get("MOORAGE_TOKENS", "").partition(",")[0].partition(":")[2]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=running.http, timeout=30, headers=headers) as http:
-            it = Seeded(running, http)
+            seeded = Seeded(running, http)
             if http.get("/policy").json()["data"] == []:
                 assert http.post("/policy", json=catalog.document("first_fit")).json()["success"]
-            yield it
+            yield seeded
 
 
 def legend_counts(page: Any) -> Counter[str]:
-    """Return the legend's counts of slots: free, held and so on; 0 for missing entries."""
+    """Return the counts of slots in the map's legend, by state; 0 for a missing entry."""
     items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
     found: Counter[str] = Counter()
     for text in items.all_inner_texts():

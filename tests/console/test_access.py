@@ -1,4 +1,4 @@
-"""The console by screen reader and by keys alone: axe finds nothing in both themes."""
+"""The console works by screen reader and by keys alone, and axe finds no fault in both themes."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_axe_finds_no_fault_in_any_view(chromium: Any, console_server: Any, them
     assert not found, "\n".join(found.values())
 
 
-def test_axe_finds_no_fault_in_dialogs_and_an_action_needs_keys_alone(
+def test_axe_finds_no_fault_in_dialogs_and_keys_are_enough_for_an_action(
     page: Any, console_server: Any
 ) -> None:
     lease = console_server.ask(1)["lease"]["id"]

@@ -9,7 +9,9 @@ from consoles import Seeded, legend_counts
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_a_cordon_shows_its_dry_run_first(page: Any, console_server: Seeded) -> None:
+def test_the_console_shows_the_dry_run_of_a_cordon_before_the_cordon(
+    page: Any, console_server: Seeded
+) -> None:
     page.goto(f"{console_server.console}/fleet/west/west-n0015")
     node = page.get_by_role("region", name="west/west-n0015")
     node.get_by_role("button", name="Cordon", exact=True).click()
@@ -28,7 +30,9 @@ def test_a_cordon_shows_its_dry_run_first(page: Any, console_server: Seeded) -> 
     node.get_by_role("button", name="Cordon", exact=True).wait_for()
 
 
-def test_a_drain_shows_what_happens_to_each_lease(page: Any, console_server: Seeded) -> None:
+def test_the_dialog_of_a_drain_shows_what_happens_to_each_lease(
+    page: Any, console_server: Seeded
+) -> None:
     page.goto(f"{console_server.console}/fleet/east/east-n0000")
     node = page.get_by_role("region", name="east/east-n0000")
     here = node.get_by_role("table", name="Leases here")
@@ -43,7 +47,9 @@ def test_a_drain_shows_what_happens_to_each_lease(page: Any, console_server: See
     dialog.get_by_role("button", name="Change nothing").click()
 
 
-def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
+def test_the_dialog_of_a_release_names_the_waiters_that_it_serves(
+    page: Any, console_server: Seeded
+) -> None:
     """A gang needs one node more than is free; the release of a whole-node lease frees one."""
     lease = console_server.ask(8)["lease"]["id"]
     empty = console_server.http.get("/history").json()["data"]["now"]["models"]
@@ -61,7 +67,7 @@ def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: S
         panel.get_by_text(re.compile("ended|ending")).first.wait_for()
 
 
-def test_a_waiter_is_seen_and_cancelled(page: Any, console_server: Seeded) -> None:
+def test_a_waiting_request_is_shown_and_can_be_cancelled(page: Any, console_server: Seeded) -> None:
     with console_server.waiter(8, nodes=38) as request:
         page.goto(f"{console_server.console}/queue")
         page.get_by_role("table", name="Queue").get_by_role("link", name=request).click()
@@ -85,7 +91,9 @@ def test_a_page_that_is_not_connected_yet_offers_no_action(
     assert flush.is_disabled()
 
 
-def test_a_flush_of_warm_leases_is_confirmed_first(page: Any, console_server: Seeded) -> None:
+def test_the_console_asks_for_confirmation_before_it_flushes_warm_leases(
+    page: Any, console_server: Seeded
+) -> None:
     page.goto(f"{console_server.console}/leases")
     page.get_by_role("button", name="Flush warm leases").click()
     dialog = page.get_by_role("dialog", name="Flush all warm leases")

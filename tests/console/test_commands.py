@@ -1,4 +1,4 @@
-"""Copy as command: each copied line works when it is pasted into a shell."""
+"""Each command that the console offers to copy works when it is pasted into a shell."""
 
 import os
 import re
@@ -30,8 +30,8 @@ COMMANDS = (
 
 
 @pytest.fixture
-def it() -> Iterator[Seeded]:
-    """A daemon with tokens, at separate ports, with one object for each kind of command.
+def seeded() -> Iterator[Seeded]:
+    """A daemon with tokens and separate ports, which has an object for each kind of command.
 
     Pasted commands change the daemon, so each test and each repetition has a new one.
     """
@@ -60,7 +60,7 @@ class Shell:
         self.ran: list[str] = []
 
     def paste(self, page: Any) -> None:
-        """Run each command on the page that the shell has not run before."""
+        """Run each command of the page that this shell has not run before."""
         for button in page.get_by_role("button", name="Copy as command").all():
             text = button.get_attribute("title")
             if text in self.ran:
@@ -105,19 +105,21 @@ def dialogs(page: Any, shell: Shell, *labels: str) -> None:
         page.get_by_role("dialog").wait_for(state="hidden")
 
 
-def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shell) -> None:
-    sign_in(page, it.console, "operations")
-    held, works = it.leases
+def test_each_shown_command_works_when_it_is_pasted_into_a_terminal(
+    page: Any, seeded: Seeded, shell: Shell
+) -> None:
+    sign_in(page, seeded.console, "operations")
+    held, works = seeded.leases
 
     def see(path: str, *labels: str) -> None:
-        page.goto(f"{it.console}/{path}")
+        page.goto(f"{seeded.console}/{path}")
         awaited = labels[0] if labels else "Copy as command"  # A page shows its actions last.
         page.get_by_role("button", name=awaited, exact=True).first.wait_for()
         shell.paste(page)
         dialogs(page, shell, *labels)
 
     shell.paste(page)
-    with it.waiter(8, nodes=2) as request:
+    with seeded.waiter(8, nodes=2) as request:
         see("queue")
         see(f"queue/{request}", "Cancel")
     for label in ("Cordon", "Uncordon", "Drain"):
@@ -127,7 +129,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
     see(f"leases/{works}")
     page.get_by_role("heading", name="Output").wait_for()
     shell.paste(page)
-    see(f"why/{it.refused}")
+    see(f"why/{seeded.refused}")
     see("policies")
     for begin, end in (
         ("Shadow", "Stop the shadow"),
@@ -141,7 +143,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
     page.get_by_label("Version").fill("mine:1-x")
     dialogs(page, shell, "Save")
     see("leases")
-    page.goto(f"{it.console}/whatif")
+    page.goto(f"{seeded.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shell.paste(page)
     page.get_by_role("button", name="Clear the form").click()
@@ -157,18 +159,18 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
 
 
 def sign_in(page: Any, console: str, view: str) -> Any:
-    """Show a view to ann; return the first button there that copies a command."""
+    """Show a view to the tenant ann; return the view's first button that copies a command."""
     enter(page, f"{console}/{view}", "of-ann")
     button = page.get_by_role("button", name="Copy as command").first
     button.wait_for()
     return button
 
 
-def test_each_click_copies_the_shown_command(page: Any, it: Seeded) -> None:
+def test_each_click_copies_the_shown_command(page: Any, seeded: Seeded) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    button = sign_in(page, it.console, f"leases/{it.leases[0]}")
-    for lease in (it.leases[0], *it.leases):
-        page.goto(f"{it.console}/leases/{lease}")
+    button = sign_in(page, seeded.console, f"leases/{seeded.leases[0]}")
+    for lease in (seeded.leases[0], *seeded.leases):
+        page.goto(f"{seeded.console}/leases/{lease}")
         page.get_by_role("heading", name=lease[:8]).first.wait_for()
         panel = page.get_by_role("complementary")
         button = panel.get_by_role("button", name="Copy as command").first
@@ -180,9 +182,9 @@ def test_each_click_copies_the_shown_command(page: Any, it: Seeded) -> None:
             assert lease in copied
 
 
-def test_without_a_clipboard_the_page_selects_the_text(page: Any, it: Seeded) -> None:
+def test_without_a_clipboard_the_page_selects_the_text(page: Any, seeded: Seeded) -> None:
     """Over plain HTTP from another machine, browsers let no page write to the clipboard."""
-    console = it.console.replace("127.0.0.1", "moored.example")
+    console = seeded.console.replace("127.0.0.1", "moored.example")
     sign_in(page, console, "playground")
     assert page.evaluate("navigator.clipboard === undefined")
     button = page.get_by_role("button", name="Copy as command").first

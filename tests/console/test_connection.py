@@ -1,4 +1,4 @@
-"""A page whose server stops, stalls or wants a login; and its content security policy."""
+"""Tests of a page whose server stops, stalls or wants a login, and of its security policy."""
 
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,30 @@ pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to lose i
 
 def test_an_open_page_recovers_from_a_restart_of_its_server(page: Any, tmp_path: Path) -> None:
     options = (f"--port={free_port()}", f"--http-port={free_port()}")
-    with seed_server(tmp_path / "data", options=options) as it:
-        it.fleet("east", 4)
-        lease = it.ask(2)["lease"]["id"]
-        page.goto(f"{it.console}/leases")
+    with seed_server(tmp_path / "data", options=options) as seeded:
+        seeded.fleet("east", 4)
+        lease = seeded.ask(2)["lease"]["id"]
+        page.goto(f"{seeded.console}/leases")
         page.get_by_role("link", name=lease).wait_for()
     stale = page.get_by_text("reconnecting")
     stale.wait_for()
     assert "as of" in stale.inner_text()
     assert page.get_by_role("link", name=lease).is_visible()
-    with seed_server(tmp_path / "data", options=options) as it:
+    with seed_server(tmp_path / "data", options=options) as seeded:
         page.get_by_text("live", exact=True).wait_for()
-        added = it.ask(1)["lease"]["id"]
+        added = seeded.ask(1)["lease"]["id"]
         page.get_by_role("button", name="1 new").click()
         page.get_by_role("link", name=added).wait_for()
         assert page.get_by_role("link", name=lease).is_visible()
 
 
 def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
-    with seed_server(MOORAGE_TOKENS="ann:a-key") as it, open_page(chromium) as page:
+    with seed_server(MOORAGE_TOKENS="ann:a-key") as seeded, open_page(chromium) as page:
         urls: list[str] = []
         page.on("request", lambda request: urls.append(request.url))
-        it.fleet("east", 2)
-        lease = it.ask(1)["lease"]["id"]
-        enter(page, f"{it.console}/leases/{lease}", "no-key")
+        seeded.fleet("east", 2)
+        lease = seeded.ask(1)["lease"]["id"]
+        enter(page, f"{seeded.console}/leases/{lease}", "no-key")
         page.get_by_role("heading", name="Log in to Moorage").wait_for()
         page.get_by_role("alert").wait_for()
         page.get_by_label("Token").fill("a-key")
@@ -48,8 +48,10 @@ def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
         page.get_by_role("heading", name="Log in to Moorage").wait_for()
 
 
-def test_the_policy_of_the_page_forbids_foreign_scripts(chromium: Any, console_server: Any) -> None:
-    """Without this test, tests that see no violation would prove nothing."""
+def test_the_content_security_policy_of_the_page_forbids_foreign_scripts(
+    chromium: Any, console_server: Any
+) -> None:
+    """Without this test, a test that reports no violation of the policy would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()
     wrong: list[str] = []

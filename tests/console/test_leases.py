@@ -1,4 +1,4 @@
-"""Leases: ordered by the server, on a timeline, and several released behind one dialog."""
+"""The server sorts leases, a timeline shows them, and one dialog releases several."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_the_timeline_draws_whole_nodes_only(page: Any, console_server: Seeded) 
     assert page.evaluate(LINES, [rows[:4], "ends", True]) == [["c/a", 2]]
 
 
-def test_several_leases_are_released_with_one_dialog(page: Any, console_server: Seeded) -> None:
+def test_one_dialog_releases_several_leases(page: Any, console_server: Seeded) -> None:
     chosen = [console_server.ask(1, lease={"ttl_seconds": 600})["lease"]["id"] for _ in range(2)]
     page.goto(f"{console_server.console}/leases")
     for lease in chosen:

@@ -1,4 +1,4 @@
-"""The fleet: the tree and the map agree, no change is missed, and drawing is quick."""
+"""Tree and map of the fleet agree, no change is missed, and drawing is quick."""
 
 import json
 import time
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 BYTES_MAX = 50_000
 WHOLE = 20_000
-"""Rectangles for all slots of ten thousand GPUs: at least two each."""
+"""Least number of rectangles for all slots of ten thousand GPUs: two for each GPU."""
 CHANGES = 100
 GPUS_EACH = 8
 
@@ -22,11 +22,11 @@ def tree(page: Any) -> Any:
     return page.get_by_role("treegrid", name="Fleet as a tree")
 
 
-def agree(page: Any, it: Seeded) -> None:
+def agree(page: Any, seeded: Seeded) -> None:
     page.get_by_role("list", name="What the colours mean").wait_for()
     deadline = time.monotonic() + 60
-    while legend_counts(page)["free"] != truth(it):
-        assert time.monotonic() < deadline, (legend_counts(page), truth(it))
+    while legend_counts(page)["free"] != truth(seeded):
+        assert time.monotonic() < deadline, (legend_counts(page), truth(seeded))
         time.sleep(0.1)  # The page updates its counts twice a second.
 
 
@@ -121,14 +121,14 @@ def test_after_missed_deltas_the_map_is_loaded_again(page: Any, console_server: 
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[Seeded]:
-    with seed_server() as it:
-        it.fleet("east", 2)
-        yield it
+    with seed_server() as seeded:
+        seeded.fleet("east", 2)
+        yield seeded
 
 
 @pytest.fixture
 def small(small_server: Seeded) -> Iterator[Seeded]:
-    """A server with two nodes, of which no lease and no cordon of an earlier test is left."""
+    """A server with two nodes, without leases and cordons of earlier tests."""
     yield small_server
     for lease in small_server.leases:
         say(small_server, {"op": "release", "lease": lease})
@@ -137,7 +137,7 @@ def small(small_server: Seeded) -> Iterator[Seeded]:
 
 
 def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: Seeded) -> None:
-    """The node has no idle slot whose colour would show that it takes no new leases."""
+    """All slots of the node are held, so no idle slot shows by its colour that it is closed."""
     small.ask(8)
     say(small, {"op": "cordon", "cluster": "east", "node": "east-n0000"})
     page.goto(f"{small.console}/fleet")
@@ -150,22 +150,22 @@ def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: 
     agree(page, small)
 
 
-def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
-    with connect(it.running.ws) as socket:
+def say(seeded: Seeded, message: dict[str, Any]) -> dict[str, Any]:
+    with connect(seeded.running.ws) as socket:
         socket.send(json.dumps(message))
         answer: dict[str, Any] = json.loads(socket.recv(timeout=60))
     assert answer["success"], answer
     return answer
 
 
-def truth(it: Seeded) -> int:
-    """Return how many GPUs are free, as the server says."""
-    rows = say(it, {"op": "fleet"})["data"]["clusters"]
+def truth(seeded: Seeded) -> int:
+    """Return the number of free GPUs that the server reports."""
+    rows = say(seeded, {"op": "fleet"})["data"]["clusters"]
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
-def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) -> None:
-    """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
+def test_the_map_can_show_the_fleet_at_an_earlier_time(page: Any, small: Seeded) -> None:
+    """The page's clock is five minutes ahead, so its "five minutes ago" is the present."""
     small.ask(3)
     then = say(small, {"op": "decisions"})["data"]["decisions"][0]["at"]
     time.sleep(0.1)  # The page's clock has milliseconds.
@@ -187,7 +187,7 @@ def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) ->
     assert legend_counts(page)["held"] == 6
 
 
-def test_reservations_are_listed(page: Any, small: Seeded) -> None:
+def test_the_map_lists_reservations(page: Any, small: Seeded) -> None:
     page.goto(f"{small.console}/fleet")
     listed = page.get_by_role("region", name="Reservations")
     listed.get_by_text("No reservation that you may see.").wait_for()
@@ -203,17 +203,17 @@ def test_reservations_are_listed(page: Any, small: Seeded) -> None:
 @pytest.fixture(scope="module")
 def large() -> Iterator[Seeded]:
     """A server with 10,000 GPUs."""
-    with seed_server() as it:
+    with seed_server() as seeded:
         for n in range(5):
-            it.fleet(f"c{n}", 250)
-        yield it
+            seeded.fleet(f"c{n}", 250)
+        yield seeded
 
 
-def churn(it: Seeded) -> None:
+def churn(seeded: Seeded) -> None:
     """Lease and release nodes, one after the other."""
     terms = {"resources": {"gpus": GPUS_EACH}, "lease": {"ttl_seconds": 600}}
     request = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, **terms}
-    with connect(it.running.ws) as socket:
+    with connect(seeded.running.ws) as socket:
 
         def send_and_confirm(message: dict[str, Any]) -> dict[str, Any]:
             socket.send(json.dumps(message))
@@ -236,7 +236,7 @@ COUNTING = """each => {
 }"""
 
 
-def test_ten_thousand_gpus_are_sent_once_and_only_changes_are_drawn_again(
+def test_ten_thousand_gpus_are_sent_once_and_then_only_changes_are_drawn(
     chromium: Any, large: Seeded
 ) -> None:
     sent: list[int] = []

@@ -1,4 +1,4 @@
-"""The overview: its numbers agree with the fleet, and each leads to its view."""
+"""The numbers of the overview agree with the fleet, and each number leads to its view."""
 
 import re
 from typing import Any
@@ -44,16 +44,16 @@ def test_the_overview_lists_the_longest_waiters_with_reasons(
 
 
 def test_long_names_make_no_view_scroll_sideways(page: Any) -> None:
-    with seed_server() as it:
-        it.fleet("c" * 240, 2)
+    with seed_server() as seeded:
+        seeded.fleet("c" * 240, 2)
         for _ in range(3):
-            it.ask(2)
+            seeded.ask(2)
         wide = {}
-        with it.waiter(8, nodes=2) as request:
+        with seeded.waiter(8, nodes=2) as request:
             for size in (WIDE, PHONE):
                 page.set_viewport_size(size)
-                for path in (*VIEWS, f"leases/{it.leases[0]}", f"queue/{request}"):
-                    page.goto(f"{it.console}/{path}")
+                for path in (*VIEWS, f"leases/{seeded.leases[0]}", f"queue/{request}"):
+                    page.goto(f"{seeded.console}/{path}")
                     page.get_by_role("heading", level=1).wait_for()
                     page.wait_for_function("() => !document.querySelector('.loading')")
                     width = page.evaluate("document.documentElement.scrollWidth")
@@ -62,7 +62,7 @@ def test_long_names_make_no_view_scroll_sideways(page: Any) -> None:
         assert not wide
 
 
-def test_the_theme_is_chosen_and_stays(page: Any, console_server: Seeded) -> None:
+def test_a_chosen_theme_stays_after_a_reload(page: Any, console_server: Seeded) -> None:
     page.goto(console_server.console)
     page.get_by_label("Theme").select_option("dark")
     ground = "() => getComputedStyle(document.body).backgroundColor"

@@ -1,4 +1,4 @@
-"""The playground: a policy runs in the jail on the present fleet, on another, and on a trace."""
+"""The playground runs a policy in the jail, on the present fleet, another fleet, or a trace."""
 
 import json
 from typing import Any
@@ -32,7 +32,9 @@ def run(page: Any, *gpus: int) -> Any:
     return page.get_by_role("table", name="Results")
 
 
-def test_a_trial_shows_placements_prints_refusals_and_times(playground: Any) -> None:
+def test_a_trial_in_the_playground_shows_placements_and_prints_and_refusals_and_times(
+    playground: Any,
+) -> None:
     rows = run(playground, 1, 8, 9).get_by_role("row")
     rows.nth(3).wait_for()
     first, second, third = rows.all_inner_texts()[1:]
@@ -43,7 +45,7 @@ def test_a_trial_shows_placements_prints_refusals_and_times(playground: Any) -> 
     playground.get_by_text("On 40 nodes with 320 GPUs").wait_for()
 
 
-def test_a_mistake_is_shown_with_its_line(playground: Any) -> None:
+def test_the_playground_shows_a_mistake_with_its_line(playground: Any) -> None:
     playground.get_by_label("Policy (Python)").fill("def broken(:\n")
     playground.get_by_role("button", name="Run", exact=True).click()
     alert = playground.get_by_role("alert")
@@ -55,7 +57,7 @@ def test_a_mistake_is_shown_with_its_line(playground: Any) -> None:
     playground.get_by_text("The requests are not valid JSON.").wait_for()
 
 
-def test_a_policy_is_tried_on_an_uploaded_fleet(playground: Any) -> None:
+def test_the_playground_tries_a_policy_on_an_uploaded_fleet(playground: Any) -> None:
     device = {"id": "0", "modelName": "A100", "memory": 80_000}
     node = {"id": "mine", "gpus": {"count": 1, "gpus": [device]}, "vcpus": {"count": 8}}
     nodes = {"count": 1, "nodeData": [node | {"memory": 64_000}]}
@@ -69,7 +71,7 @@ def test_a_policy_is_tried_on_an_uploaded_fleet(playground: Any) -> None:
     assert "refused" in second
 
 
-def test_a_backtest_draws_its_curve(playground: Any) -> None:
+def test_a_backtest_in_the_playground_draws_its_curve(playground: Any) -> None:
     playground.get_by_text("Backtest on a trace").click()
     playground.get_by_label("Trace (CSV").fill(TRACE)
     playground.get_by_role("button", name="Backtest", exact=True).click()

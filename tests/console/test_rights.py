@@ -1,4 +1,4 @@
-"""Objects of other tenants: operators see them, without buttons; other tenants do not."""
+"""Operators see objects of other tenants without buttons; other tenants do not see them."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 
 @pytest.fixture(scope="module")
-def it() -> Iterator[Seeded]:
+def seeded() -> Iterator[Seeded]:
     """A daemon with three users: ann, who holds a lease, bob, and the operator."""
     tokens = "ann:of-ann,bob:of-bob,olga:of-olga"
     with seed_server(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
@@ -24,27 +24,27 @@ def it() -> Iterator[Seeded]:
 
 @pytest.mark.parametrize(("tenant", "buttons"), [("ann", 1), ("olga", 0)])
 def test_only_callers_with_the_right_see_release_and_cancel(
-    page: Any, it: Seeded, tenant: str, buttons: int
+    page: Any, seeded: Seeded, tenant: str, buttons: int
 ) -> None:
-    enter(page, f"{it.console}/leases/{it.leases[0]}", f"of-{tenant}")
-    panel = page.get_by_role("complementary", name=f"Lease {it.leases[0]}")
+    enter(page, f"{seeded.console}/leases/{seeded.leases[0]}", f"of-{tenant}")
+    panel = page.get_by_role("complementary", name=f"Lease {seeded.leases[0]}")
     panel.get_by_text("fencing").wait_for()
     assert panel.get_by_role("button", name="Release", exact=True).count() == buttons
-    with it.waiter(8, nodes=2) as request:
-        page.goto(f"{it.console}/queue/{request}")
+    with seeded.waiter(8, nodes=2) as request:
+        page.goto(f"{seeded.console}/queue/{request}")
         panel = page.get_by_role("complementary", name=f"Request {request}")
         panel.get_by_text("gives up at").wait_for()
         assert panel.get_by_role("button", name="Cancel", exact=True).count() == buttons
 
 
-def test_objects_of_other_tenants_are_hidden(page: Any, it: Seeded) -> None:
-    with it.waiter(8, nodes=2) as request:
-        enter(page, f"{it.console}/leases/{it.leases[0]}", "of-bob")
-        panel = page.get_by_role("complementary", name=f"Lease {it.leases[0]}")
+def test_objects_of_other_tenants_are_hidden(page: Any, seeded: Seeded) -> None:
+    with seeded.waiter(8, nodes=2) as request:
+        enter(page, f"{seeded.console}/leases/{seeded.leases[0]}", "of-bob")
+        panel = page.get_by_role("complementary", name=f"Lease {seeded.leases[0]}")
         panel.get_by_role("alert").wait_for()
         page.get_by_text("There is no such lease.").wait_for()
         assert panel.get_by_role("button").count() == 0
-        page.goto(f"{it.console}/queue/{request}")
+        page.goto(f"{seeded.console}/queue/{request}")
         page.get_by_text("The queue is empty.").wait_for()
         panel = page.get_by_role("complementary", name=f"Request {request}")
         panel.get_by_text("It waits no longer.").wait_for()
@@ -55,10 +55,10 @@ def test_a_viewer_sees_the_limits_of_its_role(page: Any, tmp_path: Path) -> None
     command = [sys.executable, "-m", "moorage", "token", "create", "eye", "--role", "viewer"]
     command += ["--tenant", "ann", "--data", str(tmp_path)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    with seed_server(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
-        it.fleet("east", 1)
-        lease = it.ask(1)["lease"]["id"]
-        enter(page, f"{it.console}/leases/{lease}", made.stdout.split()[-1])
+    with seed_server(tmp_path, MOORAGE_TOKENS="ann:of-ann") as seeded:
+        seeded.fleet("east", 1)
+        lease = seeded.ask(1)["lease"]["id"]
+        enter(page, f"{seeded.console}/leases/{lease}", made.stdout.split()[-1])
         panel = page.get_by_role("complementary", name=f"Lease {lease}")
         release = panel.get_by_role("button", name="Release", exact=True)
         release.wait_for()
@@ -72,7 +72,7 @@ def test_a_viewer_sees_the_limits_of_its_role(page: Any, tmp_path: Path) -> None
         assert every.get_attribute("title") == why
         page.get_by_text(why).wait_for()
         for view, name in (("fleet/east/east-n0000", "Cordon"), ("playground", "Run")):
-            page.goto(f"{it.console}/{view}")
+            page.goto(f"{seeded.console}/{view}")
             button = page.get_by_role("button", name=name, exact=True)
             button.wait_for()
             assert button.is_disabled()

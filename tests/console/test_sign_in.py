@@ -1,4 +1,4 @@
-"""Signing in to the console at an issuer of another site, in a real browser."""
+"""A person signs in to the console at an issuer of another site, in a real browser."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server with an issuer."""
+    """A running server that accepts tokens of an issuer."""
     folder: Path = tmp_path_factory.mktemp("issuer")
     with provider(folder) as issuer:
         environment = {
@@ -31,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def console(running: Running) -> str:
-    """The address of the console, under a name of another site than the issuer's."""
+    """The address of the console, by a host name of another site than the issuer's."""
     return running.http.replace("127.0.0.1", "localhost") + "/console"
 
 
@@ -103,7 +103,7 @@ def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again
 
 
 def log_out(page: Any) -> dict[str, list[str]]:
-    """Log out here and at the issuer; return the query with which the browser went there."""
+    """Log out of the console and at the issuer; return the query of the page at the issuer."""
     page.get_by_role("button", name="Log out").click()
     agree = page.get_by_role("button", name="Yes")
     agree.wait_for()
@@ -132,7 +132,7 @@ def test_a_logout_ends_the_login_at_the_issuer(chromium: Any, console: str) -> N
 
 @contextmanager
 def served(folder: Path, audience: str, **variables: str) -> Iterator[str]:
-    """The address of the console of a server with an issuer of its own."""
+    """The address of the console of a server that has a separate issuer."""
     with provider(folder, AUDIENCE=audience, **variables) as issuer:
         environment = {
             "MOORAGE_OIDC_ISSUER": issuer.issuer,
@@ -143,7 +143,7 @@ def served(folder: Path, audience: str, **variables: str) -> Iterator[str]:
             yield running.http.replace("127.0.0.1", "localhost") + "/console"
 
 
-def test_a_logout_names_the_login_by_an_id_token_without_access(
+def test_a_logout_at_the_issuer_sends_an_id_token_that_gives_no_access(
     chromium: Any, tmp_path: Path
 ) -> None:
     with served(tmp_path, "lab") as console, open_page(chromium) as page:
@@ -156,7 +156,9 @@ def test_a_logout_names_the_login_by_an_id_token_without_access(
         assert page.evaluate(ask, sent) == 401
 
 
-def test_a_logout_stays_here_where_the_issuer_has_none(chromium: Any, tmp_path: Path) -> None:
+def test_without_an_issuers_logout_address_a_logout_ends_only_the_login_to_the_console(
+    chromium: Any, tmp_path: Path
+) -> None:
     with served(tmp_path, "lab", LOGOUT="off") as console, open_page(chromium) as page:
         sign_in(page, console, "team.viewer")
         page.get_by_role("heading", name="Overview", level=1).wait_for()
@@ -165,7 +167,7 @@ def test_a_logout_stays_here_where_the_issuer_has_none(chromium: Any, tmp_path: 
         assert page.url == console
 
 
-def test_two_tabs_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
+def test_two_tabs_can_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
     with open_page(chromium) as page:
         tabs = page, page.context.new_page()
         for each in tabs:

@@ -1,4 +1,4 @@
-"""The console's files as shipped: vendored files unaltered, small scripts, no foreign content."""
+"""The console ships unaltered vendored files and small scripts, and loads no foreign content."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Every view by role and name, as a person and a screen reader find it."""
+"""A person or a screen reader finds each view of the console by role and name."""
 
 import re
 import time
@@ -18,7 +18,9 @@ def by(page: Any, role: str, name: str, **more: Any) -> Any:
     return page.get_by_role(role, name=name, **more)
 
 
-def test_the_root_shows_the_overview_with_working_links(page: Any, console_server: Any) -> None:
+def test_the_first_page_of_the_console_is_the_overview_with_working_links(
+    page: Any, console_server: Any
+) -> None:
     page.goto(console_server.console)
     by(page, "heading", "Overview", level=1).wait_for()
     for name in list(VIEWS.values())[1:]:
@@ -52,7 +54,7 @@ def test_leases_are_filtered_by_the_server(page: Any, console_server: Any) -> No
     assert all("east/east-n0000" in place for place in places)
 
 
-def test_a_listing_shows_new_rows_on_request_and_keeps_ended_ones(
+def test_a_listing_shows_new_rows_on_request_and_keeps_ended_rows(
     page: Any, console_server: Any
 ) -> None:
     page.goto(f"{console_server.console}/leases")
@@ -68,7 +70,9 @@ def test_a_listing_shows_new_rows_on_request_and_keeps_ended_ones(
         table.get_by_role("link", name=lease).wait_for()
 
 
-def test_activation_and_rollback_show_a_difference_first(page: Any, console_server: Any) -> None:
+def test_the_console_shows_a_difference_before_an_activation_or_a_rollback(
+    page: Any, console_server: Any
+) -> None:
     page.goto(f"{console_server.console}/policies/first_fit:stable")
     panel = by(page, "complementary", "first_fit:stable")
     panel.get_by_role("button", name="Roll back").click()
@@ -89,8 +93,10 @@ def test_activation_and_rollback_show_a_difference_first(page: Any, console_serv
     ] == ("first_fit:1.1-stable")
 
 
-def test_a_canary_shows_a_difference_first(page: Any, console_server: Any) -> None:
-    """The alias means one version; a share of its requests goes to the other version."""
+def test_the_console_shows_a_difference_before_it_starts_a_canary(
+    page: Any, console_server: Any
+) -> None:
+    """The alias points at one version, and a canary sends a share of its requests to another."""
     means = console_server.http.get("/policy-alias/first_fit:stable").json()["data"][
         "policy_rule_uri"
     ]
@@ -147,7 +153,7 @@ def test_missing_objects_have_an_error_page(page: Any, console_server: Any) -> N
     page.get_by_text("The queue is empty.").wait_for()
 
 
-def test_the_page_why_lists_decisions_and_opens_one_with_its_fleet(
+def test_the_page_why_lists_decisions_and_opens_a_decision_with_its_fleet(
     page: Any, console_server: Any
 ) -> None:
     page.goto(f"{console_server.console}/why")
@@ -188,7 +194,9 @@ WORDS = """async (field) => {
 }"""
 
 
-def test_a_change_that_would_fit_is_shown_in_plain_words(page: Any, console_server: Any) -> None:
+def test_the_page_why_shows_changes_that_would_make_a_request_fit_in_plain_words(
+    page: Any, console_server: Any
+) -> None:
     page.goto(console_server.console)
     for field in Demand.__struct_fields__:
         said = f"It would fit with {field_title(field)}: 3 instead of a or b."
@@ -220,7 +228,7 @@ def test_the_expected_start_is_a_time_a_range_or_a_reason(page: Any, console_ser
     assert "only its policy knows" in turn_text({}, resources=None)
 
 
-def test_refusals_of_one_kind_are_one_row(page: Any, console_server: Any) -> None:
+def test_the_page_why_shows_refusals_of_one_kind_as_one_row(page: Any, console_server: Any) -> None:
     for _ in range(3):
         console_server.ask(7, resources={"gpus": 77})
     page.goto(f"{console_server.console}/why")

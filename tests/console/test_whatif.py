@@ -12,7 +12,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 
 @pytest.fixture(scope="module")
-def it() -> Iterator[Seeded]:
+def seeded() -> Iterator[Seeded]:
     """A server with one node of eight GPUs, of which a lease holds two."""
     with seed_server() as each:
         each.fleet("east", 1)
@@ -21,7 +21,7 @@ def it() -> Iterator[Seeded]:
 
 
 def change(page: Any, kind: str, *fields: tuple[str, str]) -> Any:
-    """Add a change to the form; return its group."""
+    """Add a change to the what-if form; return the change's group of fields."""
     page.get_by_role("button", name=kind, exact=True).click()
     group = page.get_by_role("group", name=re.compile(rf"\d+\. {kind}")).last
     for label, text in fields:
@@ -35,9 +35,9 @@ def ask(page: Any) -> Any:
     return page.get_by_role("region", name="What would happen")
 
 
-def begin(page: Any, it: Seeded) -> None:
-    """Show the view, without the example that it starts with."""
-    page.goto(f"{it.console}/whatif")
+def begin(page: Any, seeded: Seeded) -> None:
+    """Show the what-if view, and remove the example with which it starts."""
+    page.goto(f"{seeded.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     page.get_by_role("button", name="Clear the form").click()
 
@@ -47,8 +47,8 @@ def request(page: Any, gpus: int) -> None:
     page.get_by_label("GPUs on each node").fill(str(gpus))
 
 
-def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None:
-    begin(page, it)
+def test_added_nodes_can_be_removed_from_the_form_of_a_what_if(page: Any, seeded: Seeded) -> None:
+    begin(page, seeded)
     request(page, 8)
     ask(page).get_by_text("no_capacity").wait_for()
     fields = ("Cluster", "east"), ("Copy of node", "east-n0000"), ("How many", "2")
@@ -57,15 +57,17 @@ def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None
     assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
     page.get_by_role("button", name="Leave out change 1").click()
     ask(page).get_by_text("no_capacity").wait_for()
-    assert "east-n0000+1" not in it.http.get("/clusters/east").text
+    assert "east-n0000+1" not in seeded.http.get("/clusters/east").text
 
 
-def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: Seeded) -> None:
-    begin(page, it)
+def test_the_form_of_a_what_if_combines_drains_cordons_quotas_and_policies(
+    page: Any, seeded: Seeded
+) -> None:
+    begin(page, seeded)
     drain = change(page, "Drain", ("Cluster", "east"))
     row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
     row.get_by_text("stays").wait_for()
-    assert it.leases[0] in row.inner_text()
+    assert seeded.leases[0] in row.inner_text()
     drain.get_by_role("button").click()
     request(page, 1)
     cordon = change(page, "Cordon", ("Cluster", "east"), ("Node (empty: all nodes)", "east-n0000"))
@@ -80,9 +82,9 @@ def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: See
     page.get_by_role("alert").get_by_text("none:1-stable").wait_for()
 
 
-def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
-    with it.waiter(8) as waits:
-        page.goto(f"{it.console}/queue/{waits}")
+def test_the_form_of_a_what_if_opens_for_a_waiting_request(page: Any, seeded: Seeded) -> None:
+    with seeded.waiter(8) as waits:
+        page.goto(f"{seeded.console}/queue/{waits}")
         page.get_by_role("link", name="What if…").click()
         change(page, "Drain", ("Cluster", "nowhere"))
         page.get_by_role("button", name="What if?").click()
@@ -93,8 +95,8 @@ def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
         ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
 
 
-def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
-    begin(page, it)
+def test_the_form_of_a_what_if_works_by_keys_alone(page: Any, seeded: Seeded) -> None:
+    begin(page, seeded)
     page.get_by_role("button", name="Drain", exact=True).focus()
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.activeElement.tagName === 'INPUT'")
@@ -107,16 +109,18 @@ def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
     page.wait_for_function("() => document.activeElement.innerText === 'Add nodes'")
 
 
-def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None:
-    begin(page, it)
+def test_a_field_of_the_form_with_invalid_json_shows_an_error(page: Any, seeded: Seeded) -> None:
+    begin(page, seeded)
     request(page, 1)
     page.get_by_label("Other fields (JSON)").fill("{")
     page.get_by_role("button", name="What if?").click()
     page.get_by_role("alert").get_by_text("are not valid JSON").wait_for()
 
 
-def test_the_form_starts_with_an_example_from_the_fleet(page: Any, it: Seeded) -> None:
-    page.goto(f"{it.console}/whatif")
+def test_the_form_of_a_what_if_starts_with_an_example_from_the_fleet(
+    page: Any, seeded: Seeded
+) -> None:
+    page.goto(f"{seeded.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shown = ask(page)
     shown.get_by_text("east/east-n0000+1 GPU").wait_for()

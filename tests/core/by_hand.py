@@ -38,7 +38,7 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
 
 
 def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
-    """A cluster of one node; `a/b` is MIG instance b of GPU a, and `` a GPU without a UUID."""
+    """Return a cluster of one node; `a/b` is MIG instance b of GPU a, `` a GPU without UUID."""
     gpus = []
     for each in uuids:
         parent, _, uuid = each.rpartition("/")
@@ -69,7 +69,7 @@ def place(node: str, *gpus: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Hand:
-    """Drives an allocator by a clock of its own, and records answers and effects."""
+    """Drives an allocator by a clock that the test sets, and records answers and effects."""
 
     allocator: Allocator = field(default_factory=Allocator)
     now: float = 0.0

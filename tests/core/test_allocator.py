@@ -1,4 +1,4 @@
-"""The allocator's limits and special cases; simulation and transcripts cover the rest."""
+"""Tests of the allocator's limits and special cases that simulation and transcripts lack."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
@@ -42,7 +42,7 @@ def full(gpus: int = 1) -> Hand:
     return hand
 
 
-def test_an_empty_inventory_is_reported() -> None:
+def test_a_refusal_reports_an_empty_inventory() -> None:
     (answer,) = answers(Hand().ask(ask("r", ONE)))
     assert answer.code is Code.UNKNOWN_CLUSTERS
 
@@ -70,7 +70,7 @@ def test_requests_beyond_the_limit_are_refused_as_busy() -> None:
     assert consults(hand.ask(ask("of another tenant", ONE, tenant=Tenant("bob"))))
 
 
-def test_parts_of_several_requests_are_granted_and_refused_one_by_one() -> None:
+def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by_one() -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     value = [
@@ -116,7 +116,7 @@ def test_a_list_of_proposals_may_have_gaps_only_outside_gangs() -> None:
     assert "gone" in passed_on.data[2]["error"]
 
 
-def test_losing_a_race_too_often_is_a_conflict() -> None:
+def test_a_request_that_loses_its_place_too_often_ends_in_a_conflict() -> None:
     hand = Hand()
     hand.see(nodes(2, CONSULTS_MAX))
     turn = hand.ask(ask("slow", ONE))
@@ -143,7 +143,7 @@ def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
-def test_a_policy_gets_capacity_that_came_free_while_it_decided() -> None:
+def test_a_policy_is_asked_again_with_capacity_that_came_free_while_it_decided() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -197,7 +197,7 @@ def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "no capacity became free meanwhile"
 
 
-def test_few_waiters_are_consulted_at_the_same_time() -> None:
+def test_the_policies_of_only_few_waiters_are_consulted_at_the_same_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
@@ -229,7 +229,7 @@ def test_a_policy_is_not_blamed_for_a_changed_inventory() -> None:
     assert answer.code is Code.POLICY_UNSOUND, "this time the policy saw the inventory"
 
 
-def test_a_waiter_after_an_undecided_head_is_not_consulted() -> None:
+def test_the_policy_of_a_waiter_after_an_undecided_head_is_not_consulted() -> None:
     hand = full(gpus=2)
     hand.ask(ask("head", Demand(gpus=2), wait=600.0))
     hand.see(nodes(1, 2, name="d"))  # Now the head's policy decides about `d`.
@@ -238,7 +238,7 @@ def test_a_waiter_after_an_undecided_head_is_not_consulted() -> None:
     assert "behind" in hand.allocator.state.waiting
 
 
-def test_advice_may_name_nodes_that_are_reserved_for_the_head() -> None:
+def test_advice_may_name_nodes_that_are_reserved_for_the_head_of_the_queue() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -280,7 +280,7 @@ def test_a_reused_key_with_another_demand_is_refused() -> None:
     assert answer.code is Code.IDEMPOTENCY_MISMATCH
 
 
-def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
+def test_the_last_ended_leases_are_known_and_older_ended_leases_are_not() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     for number in range(ENDED_MAX + 1):
@@ -304,7 +304,7 @@ def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
     assert hand.grant(ask("new", ONE), place("n000", "0")).facts[0].lease.fencing == ENDED_MAX + 2  # type: ignore[union-attr]  # Plain values in tests.
 
 
-def test_ended_leases_of_a_tenant_do_not_push_out_those_of_another() -> None:
+def test_ended_leases_of_a_tenant_do_not_push_out_ended_leases_of_another_tenant() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     for number in range(ENDED_MAX + 2):
@@ -322,7 +322,7 @@ def test_ended_leases_of_a_tenant_do_not_push_out_those_of_another() -> None:
     assert [each.ended_by_tenant.forget() for each in (state, again.state)] == ["r3", "r3"]
 
 
-def test_renewing_for_ever_does_not_fill_the_memory() -> None:
+def test_endless_renewals_do_not_fill_the_memory() -> None:
     hand = full()
     for _ in range(5 * SPARE):
         hand.now += 0.01
@@ -335,7 +335,7 @@ def test_renewing_for_ever_does_not_fill_the_memory() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_list_every_entry_once(limit: int) -> None:
+def test_the_pages_of_a_listing_have_every_entry_only_once(limit: int) -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     hand.see(nodes(1, 1, name="d"))

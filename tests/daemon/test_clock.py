@@ -1,4 +1,4 @@
-"""The core's clock, while the machine's clocks are set or stopped."""
+"""Tests of the core's clock while the machine's clocks are set or stopped."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from moorage.daemon.clock import (
 
 
 class Machine:
-    """A machine's two clocks."""
+    """A simulated machine with a calendar and a monotonic clock."""
 
     def __init__(self) -> None:
         self.uptime, self.date = 500.0, 1_000_000.0
@@ -36,7 +36,7 @@ def clock(machine: Machine) -> Clock:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0, 8.0])
-def test_a_set_calendar_is_followed_on_demand(machine, clock, hours):
+def test_the_clock_follows_a_calendar_that_was_set_only_on_demand(machine, clock, hours):
     machine.run(10.0)
     assert clock.now() == machine.date == 1_000_010.0
     machine.date += hours * 3_600.0
@@ -55,7 +55,7 @@ def test_small_clock_drifts_are_ignored_until_they_add_up(machine, clock):
     assert clock.follow_calendar() == DRIFT_SECONDS_MAX
 
 
-def test_a_missing_heartbeat_shows_that_the_loop_stalled(machine, clock):
+def test_a_late_tick_of_the_loop_shows_that_the_loop_stalled(machine, clock):
     for _ in range(100):
         machine.run(BEAT_SECONDS)
         assert clock.stood_still_seconds == 0.0
@@ -103,7 +103,7 @@ def test_after_a_restart_of_the_machine_a_calendar_earlier_than_the_ledger_is_de
     assert record.calendar_shift(last_at) == 60.0 - 7_200.0
 
 
-def test_facts_of_a_server_with_a_clock_ahead_count(machine):
+def test_facts_that_a_server_with_a_fast_clock_wrote_count_for_the_calendar(machine):
     elsewhere = CalendarRecord(None, lambda: machine.date, lambda: machine.uptime)
     elsewhere.write()
     machine.run(60.0)

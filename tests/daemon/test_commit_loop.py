@@ -1,4 +1,4 @@
-"""When facts go to the ledger, and which effects leave before and after they are durable."""
+"""Tests of the moments at which facts go to the ledger and effects leave."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A1
 
 
 class SlowLedger(MemoryLedger):
-    """A ledger that commits a group only when a test calls `sync`; it logs all that happens."""
+    """A ledger that commits a group only when a test calls `sync`, and logs all its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class SlowLedger(MemoryLedger):
 
 
 class Log:
-    """Records effects; when a test allows it, a policy proposes the first free GPU."""
+    """Records effects, and lets a policy propose a GPU when a test allows the proposal."""
 
     def __init__(self, ledger: SlowLedger, inbox: Inbox) -> None:
         self._ledger, self._inbox = ledger, inbox
@@ -81,10 +81,10 @@ class Log:
         self.changed = asyncio.Event()
 
     def observe_step(self, *_: object) -> None:
-        """See `Effects`."""
+        """Ignore the duration of a step."""
 
     def observe_commit(self, *_: object) -> None:
-        """See `Effects`."""
+        """Ignore the duration of a commit."""
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
         self._ledger.log += [f"durable {type(fact).__name__}" for fact in facts]
@@ -151,90 +151,90 @@ class Played:
 
 @asynccontextmanager
 async def play(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterator[Played]:
-    it = Played(folder, ttl_seconds)
-    await it.ledger.open()
-    it.tasks.spawn(it.loop.commit_forever())
-    it.tasks.spawn(it.loop.step_forever())
-    it.inbox.post(ClusterSeen(Cluster(ClusterId("c"), (NODE,))))
+    played = Played(folder, ttl_seconds)
+    await played.ledger.open()
+    played.tasks.spawn(played.loop.commit_forever())
+    played.tasks.spawn(played.loop.step_forever())
+    played.inbox.post(ClusterSeen(Cluster(ClusterId("c"), (NODE,))))
     for number, name in enumerate("ab"):
-        it.ask(name, number)
-        await it.until(f"consult {name}")
-        it.effects.propose(str(number))
-        await it.until(f"answer {number}")
-    await it.loop.settle()
-    it.ledger.log.clear()
-    it.ledger.is_fast = False
-    yield it
-    assert not it.tasks.broken.done()
-    await it.tasks.close()
+        played.ask(name, number)
+        await played.until(f"consult {name}")
+        played.effects.propose(str(number))
+        await played.until(f"answer {number}")
+    await played.loop.settle()
+    played.ledger.log.clear()
+    played.ledger.is_fast = False
+    yield played
+    assert not played.tasks.broken.done()
+    await played.tasks.close()
 
 
 async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_policy() -> None:
-    async with play() as it:
-        await it.queue("waiter", 2)
-        it.ledger.log.clear()
-        it.release("a", 3)
-        await it.rest()
-        assert it.ledger.log == ["Ended", "consult waiter"]
-        it.ledger.sync()
-        await it.until("answer 3")
+    async with play() as played:
+        await played.queue("waiter", 2)
+        played.ledger.log.clear()
+        played.release("a", 3)
+        await played.rest()
+        assert played.ledger.log == ["Ended", "consult waiter"]
+        played.ledger.sync()
+        await played.until("answer 3")
 
 
-async def test_the_reply_to_a_release_leaves_before_waiters_are_examined() -> None:
-    async with play() as it:
-        await it.queue("waiter", 2)
-        it.ledger.is_fast = True
-        it.ledger.log.clear()
-        it.release("a", 3)
-        await it.until("consult waiter")
-        assert it.ledger.log == ["Ended", "durable Ended", "answer 3", "consult waiter"]
+async def test_the_reply_to_a_release_is_sent_before_waiters_are_examined() -> None:
+    async with play() as played:
+        await played.queue("waiter", 2)
+        played.ledger.is_fast = True
+        played.ledger.log.clear()
+        played.release("a", 3)
+        await played.until("consult waiter")
+        assert played.ledger.log == ["Ended", "durable Ended", "answer 3", "consult waiter"]
 
 
 async def test_the_grant_of_a_waiter_follows_the_release_without_waiting_for_the_disk() -> None:
-    async with play() as it:
-        await it.queue("waiter", 2)
-        it.release("a", 3)
-        await it.until("consult waiter")
-        it.ledger.log.clear()
-        it.effects.propose("0")
-        await it.rest()
-        assert it.ledger.log == ["Granted"]  # Although the release is not durable yet.
-        it.ledger.sync()
-        await it.until("answer 3")
-        assert it.ledger.log == ["Granted", "durable Ended", "answer 3"]
-        it.ledger.sync()
-        await it.until("answer 2")
+    async with play() as played:
+        await played.queue("waiter", 2)
+        played.release("a", 3)
+        await played.until("consult waiter")
+        played.ledger.log.clear()
+        played.effects.propose("0")
+        await played.rest()
+        assert played.ledger.log == ["Granted"]  # Although the release is not durable yet.
+        played.ledger.sync()
+        await played.until("answer 3")
+        assert played.ledger.log == ["Granted", "durable Ended", "answer 3"]
+        played.ledger.sync()
+        await played.until("answer 2")
 
 
 async def test_facts_gather_for_one_sync_while_policies_decide() -> None:
-    async with play() as it:
-        it.release("a", 2)
-        await it.rest()
-        it.ask("new", 3)
-        await it.until("consult new")
-        it.release("b", 4)
-        await it.rest()
-        assert it.ledger.log == ["Ended", "consult new"]
-        it.effects.propose("0")
-        await it.rest()
-        assert it.ledger.log[2:] == ["Ended+Granted"]
-        it.ledger.sync()
-        it.ledger.sync()
-        await it.until("answer 3")
-        answers = [each for each in it.ledger.log if each.startswith("answer")]
+    async with play() as played:
+        played.release("a", 2)
+        await played.rest()
+        played.ask("new", 3)
+        await played.until("consult new")
+        played.release("b", 4)
+        await played.rest()
+        assert played.ledger.log == ["Ended", "consult new"]
+        played.effects.propose("0")
+        await played.rest()
+        assert played.ledger.log[2:] == ["Ended+Granted"]
+        played.ledger.sync()
+        played.ledger.sync()
+        await played.until("answer 3")
+        answers = [each for each in played.ledger.log if each.startswith("answer")]
         assert answers == ["answer 2", "answer 4", "answer 3"]
 
 
-async def test_an_answer_without_facts_waits_for_earlier_facts() -> None:
-    async with play() as it:
-        it.release("a", 2)
-        await it.rest()
-        it.inbox.post(Inquired(Address(SessionId("s"), 3), "queue", TENANT), TENANT)
-        await it.rest()
-        assert it.ledger.log == ["Ended"]
-        it.ledger.sync()
-        await it.until("answer 3")
-        assert [each for each in it.ledger.log if each.startswith("answer")] == [
+async def test_an_answer_without_facts_waits_until_earlier_facts_are_durable() -> None:
+    async with play() as played:
+        played.release("a", 2)
+        await played.rest()
+        played.inbox.post(Inquired(Address(SessionId("s"), 3), "queue", TENANT), TENANT)
+        await played.rest()
+        assert played.ledger.log == ["Ended"]
+        played.ledger.sync()
+        await played.until("answer 3")
+        assert [each for each in played.ledger.log if each.startswith("answer")] == [
             "answer 2",
             "answer 3",
         ]
@@ -242,44 +242,44 @@ async def test_an_answer_without_facts_waits_for_earlier_facts() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
-    async with play() as it:
+    async with play() as played:
         if waits:
-            it.release("a", 2)
-            await it.rest()
-        written = asyncio.ensure_future(it.loop.checkpoint_beside())
-        await it.rest()
-        it.release("b", 3)
-        await it.rest()
-        it.ledger.sync()
-        it.ledger.sync()
+            played.release("a", 2)
+            await played.rest()
+        written = asyncio.ensure_future(played.loop.checkpoint_beside())
+        await played.rest()
+        played.release("b", 3)
+        await played.rest()
+        played.ledger.sync()
+        played.ledger.sync()
         await written
-        assert it.ledger.checkpoint_seq >= it.ledger.last_seq - 2
-        await it.loop.settle()
+        assert played.ledger.checkpoint_seq >= played.ledger.last_seq - 2
+        await played.loop.settle()
 
 
 async def test_leases_get_a_grace_after_a_stall_of_the_disk() -> None:
-    """A renewal is stepped while the disk stalls; its reply comes when the lease's time is up."""
-    async with play(ttl_seconds=2.0) as it:
-        it.tasks.spawn(it.loop.watch_clocks())
-        it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
+    """The core decides a renewal while the disk stalls; the reply comes after the lease's end."""
+    async with play(ttl_seconds=2.0) as played:
+        played.tasks.spawn(played.loop.watch_clocks())
+        played.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
         await asyncio.sleep(SECONDS)  # No event reports that the disk stalls.
-        it.ledger.is_fast = True
-        it.ledger.sync()
-        await it.until("answer 2")
+        played.ledger.is_fast = True
+        played.ledger.sync()
+        await played.until("answer 2")
         async with asyncio.timeout(10):
-            while min(it.left()) < 25.0:  # The grace of a restart is 30 s.
-                it.effects.changed.clear()
-                await it.effects.changed.wait()
-        assert "durable Ended" not in it.ledger.log
+            while min(played.left()) < 25.0:  # The grace of a restart is 30 s.
+                played.effects.changed.clear()
+                await played.effects.changed.wait()
+        assert "durable Ended" not in played.ledger.log
 
 
 async def test_a_calendar_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
     """The last fact is dated a day ahead, as after a wrong clock."""
-    async with play(tmp_path, 100_000.0) as it:
-        it.ledger.is_fast = True
-        lease = it.allocator.state.leases[RequestId("a")]
+    async with play(tmp_path, 100_000.0) as played:
+        played.ledger.is_fast = True
+        lease = played.allocator.state.leases[RequestId("a")]
         fact = Renewed(lease.id, lease.expires_at)
-        await it.ledger.append([fact], lease.granted_at + 86_400.0)
-        await it.loop.follow_calendar()
-        await it.loop.settle()
-        assert max(it.left()) < 14_000.0
+        await played.ledger.append([fact], lease.granted_at + 86_400.0)
+        await played.loop.follow_calendar()
+        await played.loop.settle()
+        assert max(played.left()) < 14_000.0

@@ -1,4 +1,4 @@
-"""Answers of a standby: from its followed state, and no older than its bound."""
+"""A standby answers from the state that it follows, and never with data older than its bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 class Beside:
-    """A follower of a file's facts, as in another process; the test can break its access."""
+    """A follower of a file's facts, as in another process, whose access the test can break."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.place, self.reading, self.close = store.place, store.reading, store.close
@@ -35,7 +35,7 @@ class Beside:
 
 
 class Scene:
-    """A ledger with a writer, and its follower."""
+    """A ledger with a writer, and a standby's follower of this ledger."""
 
     def __init__(self, ledger: StoredLedger, beside: Beside, follower: Follower) -> None:
         self.ledger, self.beside, self.follower = ledger, beside, follower
@@ -63,7 +63,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await ledger.close()
 
 
-async def test_a_follower_waits_for_a_fact_and_dates_its_answer(scene: Scene) -> None:
+async def test_a_standby_waits_for_a_fact_and_dates_its_answer(scene: Scene) -> None:
     revision = await scene.append("a", "b")
     assert await scene.follower.has(revision)
     assert scene.follower.revision == revision == 2
@@ -71,14 +71,14 @@ async def test_a_follower_waits_for_a_fact_and_dates_its_answer(scene: Scene) ->
     assert scene.follower.is_fresh
 
 
-async def test_the_wait_for_a_fact_is_bounded(
+async def test_the_wait_of_a_standby_for_a_fact_is_bounded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "WAIT_SECONDS_MAX", 0.01)
     assert not await scene.follower.has(1)
 
 
-async def test_a_follower_is_stale_without_the_database_and_recovers(
+async def test_a_standby_is_stale_without_the_database_and_recovers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "RETRY_SECONDS", 0.01)
@@ -94,7 +94,7 @@ async def test_a_follower_is_stale_without_the_database_and_recovers(
     assert scene.follower.is_fresh
 
 
-async def test_a_follower_ends_at_another_history(scene: Scene) -> None:
+async def test_a_standby_ends_if_the_database_has_another_history(scene: Scene) -> None:
     assert await scene.follower.has(await scene.append("a"))
     scene.follower._ledger._chain += 1  # As if another fact had been read.
     await scene.append("b")

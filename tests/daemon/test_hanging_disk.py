@@ -1,4 +1,4 @@
-"""Servers whose disk hangs: the process ends all the same, and its last line says why."""
+"""A server whose disk hangs ends all the same, and its last line says why."""
 
 import contextlib
 import sys

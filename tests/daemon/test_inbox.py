@@ -1,4 +1,4 @@
-"""Which event the commit loop takes next, and which clients it reads from again."""
+"""Tests of the event that the commit loop takes next, and of the clients that it reads again."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def take_all(inbox):
     return [inbox.take() for _ in range(len(inbox))]
 
 
-def test_events_of_leases_and_decisions_go_first_in_order():
+def test_events_of_leases_and_decisions_go_before_requests_and_stay_in_order():
     inbox = Inbox()
     first, second = request("a"), request("b")
     renewal, proposal = renew_event("x"), Proposed(RequestId("y"), 1, {})
@@ -78,7 +78,7 @@ def test_tenants_take_turns_and_keep_their_order():
 
 
 def test_requests_are_counted_by_tenant():
-    """One tenant's requests never cause refusals of another tenant's."""
+    """Requests of one tenant never cause refusals of requests of another tenant."""
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
         inbox.post(request(name), TENANT)
@@ -91,7 +91,7 @@ def test_requests_are_counted_by_tenant():
     assert inbox.requests(TENANT) == 0
 
 
-def test_requests_have_their_turn_among_many_events_that_go_ahead():
+def test_requests_have_their_turn_among_many_events_that_go_before_them():
     inbox = Inbox()
     waiting = request("a")
     inbox.post(waiting)
@@ -100,7 +100,7 @@ def test_requests_have_their_turn_among_many_events_that_go_ahead():
     assert take_all(inbox).index(waiting) == AHEAD_MAX
 
 
-async def test_a_client_is_read_again_after_a_batch_or_at_once_if_nothing_waits():
+async def test_a_client_is_read_again_after_a_batch_or_at_once_if_no_request_waits():
     inbox = Inbox()
     assert inbox.turn() is None
     inbox.post(Tick())
@@ -115,7 +115,7 @@ async def test_a_client_is_read_again_after_a_batch_or_at_once_if_nothing_waits(
     await waiting
 
 
-def test_events_before_a_deadline_are_handled_before_it():
+def test_events_that_arrived_before_a_deadline_are_handled_before_the_deadline():
     inbox = Inbox()
     renewals = [renew_event(str(number)) for number in range(3)]
     for event in (request("a"), *renewals, Tick(), late := renew_event("late")):

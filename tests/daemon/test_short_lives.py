@@ -1,4 +1,4 @@
-"""Servers that are killed soon: the facts of each count towards the next checkpoint."""
+"""The facts of servers that are killed soon count towards the next checkpoint."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ CPU, TERMS = {"cpu_milli": 1}, {"ttl_seconds": 60}
 LEASES = 35  # At least two facts each: less than FACTS in one life, more in two.
 
 
-def test_short_lived_servers_write_checkpoints(tmp_path: Path) -> None:
+def test_servers_that_run_only_shortly_write_checkpoints(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "stderr.log"
     variables = {**serve_variables(), "MOORAGE_CHECKPOINT_EVERY_FACTS": str(FACTS)}
     written = []

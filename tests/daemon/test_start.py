@@ -1,4 +1,4 @@
-"""A start that fails leaves nothing behind."""
+"""Tests of starts of the daemon that fail: the error, and no leftovers."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from moorage.storage.base import StorageError
 
 @pytest.mark.parametrize("name", ["tokens.db", "agents.db"])
 @pytest.mark.parametrize("content", ["newer", "damaged"])
-async def test_the_error_names_a_store_that_cannot_be_read(tmp_path, name, content):
+async def test_the_error_of_a_start_names_the_store_that_cannot_be_read(tmp_path, name, content):
     if content == "damaged":
         (tmp_path / name).write_bytes(b"no database" * 100)
     else:
@@ -40,7 +40,7 @@ async def test_a_failed_start_ends_its_tasks(tmp_path):
     assert asyncio.all_tasks() == before
 
 
-def test_the_error_of_a_full_disk_first_advises_to_free_space() -> None:
+def test_the_error_of_a_start_on_a_full_disk_first_advises_to_free_space() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     expected = "No space left on device: free disk space, or set data_dir"
     with pytest.raises(OSError, match=expected), naming("set data_dir"):

@@ -1,4 +1,4 @@
-"""How long a server relies on its election's last beat, and what it does without one."""
+"""Tests of the time for which a server trusts the last heartbeat of its election."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from moorage.storage.base import Deposed, Leader, Seat
 
 
 class Beats:
-    """An election of one server, which another one may end."""
+    """An election that one server has won, and that another server may end."""
 
     def __init__(self) -> None:
         self.beats = 0

@@ -42,7 +42,7 @@ START_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 120
 SERVE = "moored serve"
 READY = {"event", "ws", "http", "console"}
-# Commands that no test runs: the Makefile's targets run the tests themselves.
+# Commands of pages that no test runs: targets of the Makefile that run tests themselves.
 OUTSIDE = (
     *("make ", ". .venv/", "pip ", "docker ", "systemctl ", "journalctl "),
     *(SERVE, "MOORAGE_BACKENDS="),
@@ -53,7 +53,7 @@ PLAIN = re.compile(r"moorage (?!run|exec|logs)[^|&;<>*~$()`\\\n]+$")
 
 @dataclass
 class Story:
-    """A server, and the commands that a reader of the README runs with it."""
+    """A server, and the commands of a page that a reader runs with the server."""
 
     folder: Path
     start: Callable[[], dict[str, str]]
@@ -65,7 +65,7 @@ class Story:
         return self.start()
 
     def localise(self, text: str) -> str:
-        """Replace the default addresses in a text by this server's."""
+        """Replace the default addresses in a text by those of the test's server."""
         for port, name in (("8765", "ws"), ("8080", "http")):
             if (address := f"127.0.0.1:{port}") in text:
                 text = text.replace(address, self.ready[name].partition("://")[2])
@@ -172,13 +172,13 @@ class Story:
 
 
 def is_shown(expected: str, shown: str) -> bool:
-    """Return whether an output is that of a page, where `…` stands for anything."""
+    """Return whether an output matches the output on a page, where `…` stands for any text."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected.replace("…", "..."), shown, flags)
 
 
 def looks_like(actual: Any, example: Any, path: str = "") -> list[str]:
-    """Return the paths of `example` that `actual` lacks, or has as another type."""
+    """Return the paths in `example` that are missing in `actual`, or have another type in it."""
     if isinstance(example, dict) and isinstance(actual, dict):
         lacks = [f"{path}.{key}" for key in example if key not in actual]
         both = [key for key in example if key in actual]
@@ -196,7 +196,7 @@ def looks_like(actual: Any, example: Any, path: str = "") -> list[str]:
 
 @pytest.fixture(scope="session")
 def reader() -> Callable[..., AbstractContextManager[Story]]:
-    """Start a server and a reader; a page without a fleet gets the lab of the tutorials."""
+    """Start a server and a reader; a page without a fleet gets the tutorials' cluster `lab`."""
 
     @contextmanager
     def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:

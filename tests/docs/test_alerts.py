@@ -21,14 +21,14 @@ METRIC = re.compile(r"moorage_\w+")
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    """All metrics that a new server has."""
+    """The metrics page of a new server."""
     with daemon() as running:
         return httpx.get(f"{running.http}/metrics").text
 
 
 @pytest.fixture(scope="module")
 def metric_names(text: str) -> set[str]:
-    """Return the names of a new server's metrics; a histogram has three names."""
+    """Return the names of a new server's metrics, three for each histogram."""
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}
 
@@ -145,7 +145,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
 
 
 def expectation(at: str, alert: str, severity: str = "", summary: str = "", **labels: str) -> dict:
-    """Return what promtool expects of an alert at a time; without a severity: nothing."""
+    """Return promtool's expectation of an alert at a time; without a severity, no alert."""
     if not severity:
         return {"eval_time": at, "alertname": alert, "exp_alerts": []}
     runbook = f"docs/how-to/read-alerts.md#{alert.lower()}"

@@ -39,13 +39,13 @@ def build(folder: Path, pages: dict[str, str]) -> "subprocess.CompletedProcess[s
 
 
 @pytest.mark.heavy
-def test_each_mistake_fails_the_build(tmp_path: Path) -> None:
+def test_each_mistake_in_a_page_fails_the_build_of_the_docs(tmp_path: Path) -> None:
     built = build(tmp_path, {name: text for name, (text, _) in MISTAKES.items()})
     assert built.returncode != 0
     assert [said for _, said in MISTAKES.values() if said not in built.stderr] == []
 
 
 @pytest.mark.heavy
-def test_correct_pages_are_built(tmp_path: Path) -> None:
+def test_the_build_of_correct_pages_succeeds(tmp_path: Path) -> None:
     built = build(tmp_path, SOUND)
     assert built.returncode == 0, built.stderr

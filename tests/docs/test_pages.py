@@ -1,4 +1,4 @@
-"""Every block of the README and of every page of the docs runs, in order, as a reader types it."""
+"""Each block of the README and of the pages of the docs runs, in order, as a reader types it."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CELL_WORDS_MAX = 25
 SHOWN = {"toctree", "text"}
-"""Languages of blocks that are not run."""
+"""Languages of blocks that the tests do not run."""
 ELSEWHERE = {
     "how-to/kubernetes.md": "tests/kubernetes/test_how_to.py",
     "how-to/ray.md": "tests/end_to_end/test_ray_how_to.py",
@@ -56,7 +56,7 @@ def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_pages_marked_as_tested_elsewhere_are_tested_there(name: str) -> None:
+def test_each_page_that_is_marked_as_tested_elsewhere_has_its_test(name: str) -> None:
     assert name.rpartition("/")[2] in (ROOT / ELSEWHERE[name]).read_text()
 
 
@@ -88,7 +88,7 @@ def test_each_how_to_lists_possible_failures(name: str) -> None:
     assert purpose[0] not in "#`|-", "the first paragraph gives the page's purpose"
 
 
-def test_sections_of_one_kind_look_alike(alike) -> None:
+def test_a_reply_that_lacks_a_field_of_the_page_is_found(alike) -> None:
     reply = {"success": True, "lease": {"id": "a", "placement": [{"gpus": ["0"]}]}, "more": 1}
     assert alike(reply, {"lease": {"placement": [{"gpus": ["7"]}]}}) == []
     assert alike(reply, {"lease": {"token": ""}}) == [".lease.token"]

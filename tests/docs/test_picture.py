@@ -1,4 +1,4 @@
-"""The recorded terminal of the README shows what a server says today."""
+"""The recorded terminal in the README agrees with the output of the present commands."""
 
 import html
 import re
@@ -8,7 +8,7 @@ from recording import PICTURE, play
 from rich.text import Text
 
 CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b|─+")
-"""Parts that differ each time: ids of leases, their remaining time, and rules of that width."""
+"""Matches parts of the recording that differ in each run: ids and times of leases, and rulers."""
 
 
 def letters(text: str) -> str:

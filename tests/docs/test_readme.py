@@ -26,8 +26,8 @@ def test_each_new_terminal_activates_the_environment() -> None:
         assert block.startswith("$ . .venv/bin/activate\n")
 
 
-def test_nothing_is_typed_into_the_terminal_of_a_server() -> None:
-    """`moored serve` runs until Ctrl-C, so commands after it in one block would never run."""
+def test_no_page_has_a_command_after_a_server_in_its_terminal() -> None:
+    """`moored serve` runs until Ctrl-C, so commands after it in its block would never run."""
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = page.read_text()
         for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -36,7 +36,7 @@ def test_nothing_is_typed_into_the_terminal_of_a_server() -> None:
 
 
 def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
-    """`moorage` is not yet a package of an index, so pages must not install it from one."""
+    """No package index has `moorage` yet, so pages must not install it from an index."""
     for page in [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
@@ -47,7 +47,7 @@ def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
 
 
 def test_tutorials_need_no_more_than_make_demo_installs() -> None:
-    """A first hour needs no extras: a page only names the extra that draws pictures."""
+    """A first hour needs no extra; a tutorial may only name the extra that draws pictures."""
     for page in (ROOT / "docs" / "tutorials").glob("*.md"):
         typed = re.findall(r"^\$ .*", page.read_text(), re.MULTILINE)
         assert [each for each in typed if "--plot" in each] == [], page

@@ -1,4 +1,4 @@
-"""The reference has every name that users meet, as it is in the code."""
+"""The reference has every name of the code that users meet."""
 
 import re
 from collections.abc import Iterator
@@ -134,7 +134,7 @@ def test_every_metric_and_path_of_a_server_is_in_the_reference(pages) -> None:
     assert [each for each in operations if f"### {each}\n" not in page] == []
 
 
-def test_every_marker_is_known_and_filled_in(pages) -> None:
+def test_each_marker_of_generated_text_is_known_and_replaced(pages) -> None:
     assert [name for name, page in pages.items() if "<!-- generated" in page] == []
 
 
@@ -160,5 +160,7 @@ def test_every_marker_is_known_and_filled_in(pages) -> None:
         ("how-to/a.md", "[x](https://example.org/a.md)", "[x](https://example.org/a.md)"),
     ],
 )
-def test_links_stay_in_the_docs(name: str, link: str, expected: str) -> None:
+def test_links_of_a_source_page_become_links_of_the_docs(
+    name: str, link: str, expected: str
+) -> None:
     assert reference.relink(link, name) == expected

@@ -1,4 +1,4 @@
-"""A real daemon per test file: `moored serve` as a child, real sockets, a real jail."""
+"""A real daemon per test file: `moored serve` as a child process, with sockets and a jail."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk for one test."""
+    """The folder of a small disk for one test."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")

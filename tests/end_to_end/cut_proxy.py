@@ -23,7 +23,7 @@ class CutProxy(ThreadingTCPServer):
         self.ends: list[socket.socket] = []
         self.is_closed = False
         self.passes = threading.Event()
-        """If it is not set, the proxy passes no bytes on, like a partitioned network."""
+        """While this event is not set, the proxy passes no bytes on, like a partitioned network."""
         self.passes.set()
 
     def verify_request(self, request: object, client_address: object) -> bool:
@@ -42,7 +42,7 @@ class CutProxy(ThreadingTCPServer):
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Cut all connections, also new ones, until the end of the block."""
+        """Cut all connections, also new connections, until the end of the block."""
         self.is_closed = True
         self.cut()
         try:

@@ -17,9 +17,9 @@ from moorage_policies import catalog
 
 MOORED = [sys.executable, "-P", "-m", "moorage"]
 COUNTING = "seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
-"""A command that writes its second half once a file is there."""
+"""A command that writes the first half of its output, and the second half once a file exists."""
 COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
-"""Its output and its exit code."""
+"""The output and the exit code of the command `COUNTING`."""
 
 
 class Fleet:
@@ -36,7 +36,7 @@ class Fleet:
 
     @contextmanager
     def apart(self, folder: Path, cluster: str = "") -> "Iterator[Fleet]":
-        """Yield another cluster of the same server; its agents end with the block."""
+        """Yield another cluster of the server; the cluster's agents end with the block."""
         with ExitStack() as stack:
             yield Fleet(folder, self.server, stack, self.data, cluster or folder.name)
 
@@ -104,7 +104,7 @@ class Fleet:
 
 @contextmanager
 def serve_doomed_fleet(folder: Path, agents: ExitStack, **environment: str) -> Iterator[Fleet]:
-    """Run a server that the test kills; the agents of its fleet end with the given stack."""
+    """Run a server that the test kills; the agents of its fleet end when the given stack closes."""
     data = folder / "data"
     with serve_and_kill(data, environment=environment) as server:
         server.publish(catalog.document("first_fit"))

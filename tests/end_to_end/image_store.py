@@ -24,7 +24,7 @@ BASE: Final = "localhost/moorage-base:bookworm"
 PACKAGES: Final = "python3,python3-venv,python-is-python3,ca-certificates"
 MAKE_SECONDS_MAX: Final = 900
 UNUSED_SECONDS_MAX: Final = 86_400
-"""A store of another Dockerfile is removed after this time without use."""
+"""Seconds without use after which a store of another Dockerfile is removed."""
 _BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
 
 
@@ -59,7 +59,7 @@ class Podman:
         return done.stdout
 
     def build(self, context: Path, image: str, target: str) -> str:
-        """Build a target of a folder's Dockerfile; return the output."""
+        """Build a target of the Dockerfile in a folder; return the output of the build."""
         installs = [  # Downloads inside use this machine's proxy settings.
             f"--volume={each}:{each}:ro"
             for each in ("/etc/ssl/certs", "/etc/pip.conf")

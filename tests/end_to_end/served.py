@@ -26,7 +26,7 @@ from tests.waiting import until
 FIRST_FIT = "first_fit:1.0-stable"
 MOORAGE = Path(sys.executable).with_name("moorage")
 CONTEXT = ssl.create_default_context()
-"""For all HTTP clients: to load its authorities takes longer than many a request."""
+"""The TLS context of all HTTP clients, since loading its authorities takes long."""
 
 
 def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **more) -> dict:
@@ -64,7 +64,7 @@ def bearing(token: str) -> dict[str, str]:
 
 
 def tell(socket, message: dict) -> dict:
-    """Send a message, and return the next one received."""
+    """Send a message, and return the next message that arrives."""
     socket.send(json.dumps(message))
     return read_message(socket)
 
@@ -88,7 +88,7 @@ def ran(
 
 
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of `moored` in this process, which is quick, for tests of its output."""
+    """Run a command of `moored` in the test process, which is quick, for tests of its output."""
     from moorage.commands.program import app  # noqa: PLC0415  # Slow to import, and few tests need it.
 
     runner = CliRunner(env=variables)
@@ -207,7 +207,7 @@ class Server:
     def moorage(
         self, *words: str | Path, folder: Path | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the client in this process, which is quick, for tests of its output."""
+        """Run a command of `moorage` in the test process, which is quick, to test its output."""
         urls = {"MOORAGE_URL": self.running.ws, "MOORAGE_HTTP_URL": self.running.http}
         given = urls | {"MOORAGE_TOKEN": self.token, "COLUMNS": "200", "NO_COLOR": "1"} | variables
         return run_moorage(words, folder, **given)
@@ -224,7 +224,7 @@ def serving(
     options: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run a daemon like `daemon`, and yield a server object with a token."""
+    """Run a daemon until the block ends; yield a `Server` whose requests have a token."""
     with daemon(data, options=options, environment=environment) as running:
         server = Server(running, bearer)
         server.data = data
@@ -248,7 +248,7 @@ def kill(server: Server) -> None:
 
 
 def is_over(pid: int) -> bool:
-    """Return whether a process is gone; a dead process may wait to be reaped."""
+    """Return whether a process has ended; a dead process may still wait to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Settings of operators and waiting requests outlast kill -9, in one daemon."""
+"""Operators' reservations, cordons and quotas, and waiting requests, outlast kill -9."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Agents over raw sockets: they misbehave, or a tenant has already registered their machine.
+"""Agents over raw sockets misbehave, or find their machine registered by a tenant.
 
 The server refuses a misbehaving agent with one sentence, and continues.
 """
@@ -51,7 +51,7 @@ def answer(raw: ClientConnection) -> wire.Instruction:
 
 
 def call(raw: ClientConnection, order: type) -> wire.AgentCall:
-    """Return the next call whose order is of this type."""
+    """Return the server's next call to the agent whose order has a given type."""
     while True:
         found = answer(raw)
         if isinstance(found, wire.AgentCall) and isinstance(found.order, order):
@@ -76,7 +76,7 @@ DEEP = msgspec.Raw(b"\x91" * 100_000 + b"\xc0")
 
 
 def raw_hello(node: object, **fields: object) -> bytes:
-    """Return a hello with values that our own agent never sends."""
+    """Return a hello with values that no real agent sends."""
     own = {"release": "9.9", "agent": "x", "unheard_seconds": 0.0, "busy": {}}
     about = {"type": "AgentHello", "version": wire.VERSION, "node": node}
     return msgspec.msgpack.encode(about | own | fields)
@@ -106,7 +106,9 @@ FIRST_FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "reason"), FIRST_FRAMES, ids=lambda value: repr(value)[:40])
-def test_a_bad_first_frame_is_refused_with_an_error(fleet: Fleet, frame: bytes | str, reason: str):
+def test_a_bad_first_frame_of_an_agent_is_refused_with_an_error(
+    fleet: Fleet, frame: bytes | str, reason: str
+):
     with dial(fleet, fleet.token()) as raw:
         raw.send(frame)
         farewell = answer(raw)
@@ -114,7 +116,7 @@ def test_a_bad_first_frame_is_refused_with_an_error(fleet: Fleet, frame: bytes |
     assert reason in farewell.reason.lower()
 
 
-def test_a_first_frame_that_is_too_large_cuts_the_connection(fleet: Fleet) -> None:
+def test_a_first_frame_that_is_too_large_cuts_the_connection_of_the_agent(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         with suppress(ConnectionClosed):
             raw.send(b"\0" * (9 << 20))
@@ -122,7 +124,7 @@ def test_a_first_frame_that_is_too_large_cuts_the_connection(fleet: Fleet) -> No
             answer(raw)
 
 
-def test_malformed_frames_cut_their_connection_and_nothing_else(fleet: Fleet) -> None:
+def test_malformed_frames_of_an_agent_cut_only_the_connection_of_this_agent(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "liar")
         raw.send(done_frame(wire.AgentCall(10**6, wire.DiscoverOrder(), 0), 1))
@@ -134,7 +136,9 @@ def test_malformed_frames_cut_their_connection_and_nothing_else(fleet: Fleet) ->
     assert fleet.server.http.get("/healthz").status_code == 200
 
 
-def test_a_deep_or_binary_frame_cuts_only_its_own_connection(fleet: Fleet) -> None:
+def test_a_deep_or_binary_frame_of_an_agent_cuts_only_the_connection_of_this_agent(
+    fleet: Fleet,
+) -> None:
     whole = {"type": "AgentDone", "id": 1}
     for name, value in (("depth", DEEP), ("letters", msgspec.Raw(b"\xa1\xff"))):
         with dial(fleet, fleet.token()) as raw:
@@ -163,7 +167,7 @@ def test_huge_measurements_are_left_out_and_a_device_needs_no_uuid(fleet: Fleet)
         assert fleet.listed()["huge"]["connected"]
 
 
-def test_a_token_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> None:
+def test_a_token_that_is_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> None:
     token = fleet.token()
     with dial(fleet, token) as first, dial(fleet, token) as second:
         first.send(hello({**NODE, "id": "one"}, "one"))
@@ -196,7 +200,9 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("case", FOLDERS)
-def test_only_the_folder_of_an_agent_takes_its_place(apart: Fleet, case: str) -> None:
+def test_only_an_agent_with_the_same_data_folder_takes_the_place_of_an_agent(
+    apart: Fleet, case: str
+) -> None:
     folder, expected = FOLDERS[case]
     secret = apart.token()
     for shown, kind in ((FIRST, wire.AgentWelcome), (folder, expected), (FIRST, wire.AgentWelcome)):
@@ -223,7 +229,7 @@ def test_a_machine_that_joined_under_another_name_is_refused_with_a_remedy(fleet
     assert "start this agent with --no-machine-id" in farewell.reason
 
 
-def test_an_agents_reports_on_a_workload_are_bounded(fleet: Fleet) -> None:
+def test_reports_of_an_agent_on_a_workload_are_bounded(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
@@ -244,7 +250,7 @@ def test_an_agents_reports_on_a_workload_are_bounded(fleet: Fleet) -> None:
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
 
 
-def test_a_command_that_writes_a_lot_is_bounded_and_delays_no_other_request(
+def test_the_output_of_a_command_on_an_agent_is_bounded_and_delays_no_other_request(
     fleet: Fleet, tmp_path: Path
 ):
     with fleet.apart(tmp_path) as wordy:
@@ -294,7 +300,7 @@ def apart(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def register(fleet: Fleet, who: str, cluster: str, *nodes: dict) -> tuple[int, str]:
-    """Register nodes by hand; return the status and the answer."""
+    """Register nodes of a cluster by hand; return the status and the answer."""
     document = {
         "id": cluster,
         "status": "live",
@@ -399,7 +405,9 @@ def test_no_tenant_can_exclude_a_machine_with_an_agent_from_placement(apart: Fle
         assert len(displaced(apart)) == 1
 
 
-def test_a_lease_on_a_machine_that_an_agent_takes_over_lasts_until_its_end(apart: Fleet) -> None:
+def test_a_lease_on_a_machine_that_an_agent_takes_over_lasts_until_the_lease_ends(
+    apart: Fleet,
+) -> None:
     mine = f"mine-{apart.cluster}"
     register(apart, "of-ann", mine, {"id": "x", "machineId": "m3"})
     whole = {"resources": {"memory_mib": 1024}, "lease": {"ttl_seconds": 600}}
@@ -426,7 +434,7 @@ def test_an_agent_takes_over_devices_that_it_finds_later(apart: Fleet) -> None:
         until(lambda: apart.node("box").get("machineId") == "m4")
 
 
-def test_no_agent_takes_over_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
+def test_no_agent_takes_over_the_machine_of_another_agent(apart: Fleet, tmp_path: Path) -> None:
     register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is also ann's.
     with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", machineId="m5")

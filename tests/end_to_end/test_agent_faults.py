@@ -1,4 +1,4 @@
-"""Agents under faults of the network, the clock, the release and the storage."""
+"""Tests of agents under faults of network, clocks, releases and storage."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def test_a_copied_folder_ends_no_lease_of_a_stuck_agent(fleet: Fleet) -> None:
     assert fleet.output(lease) == COUNTED
 
 
-def test_set_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypatch) -> None:
+def test_changes_of_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name in ("server", "box"):
@@ -102,8 +102,8 @@ def test_set_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypa
         assert "agent_disconnected" not in log
 
 
-async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) -> None:
-    """Servers of other releases refuse the agent, or send unknown fields."""
+async def test_an_agent_tries_again_until_the_server_speaks_its_version(tmp_path: Path) -> None:
+    """Servers of other releases refuse the agent, or send fields that the agent does not know."""
     refusal = wire.encode(
         wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
     )
@@ -133,7 +133,7 @@ async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) ->
     assert b"agent_disconnected" in errors
 
 
-def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fleet) -> None:
+def test_agents_follow_a_restored_server_once_an_operator_confirms_the_server(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     agent.terminate()
     agent.wait(60)
@@ -175,7 +175,7 @@ def test_a_credential_of_an_agent_gives_no_other_access(fleet: Fleet) -> None:
 
 
 def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) -> int:
-    """Return the status of a call as a stranger, or with a secret."""
+    """Return the HTTP status of a call without a token, or with a secret as the token."""
     url = f"{fleet.server.running.http}{path}"
     return httpx.request(method, url, headers=headers, json={}, verify=CONTEXT).status_code
 
@@ -196,7 +196,7 @@ def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
                 raw.recv(30)
 
 
-def test_a_stalled_reader_of_logs_delays_no_other(fleet: Fleet) -> None:
+def test_a_stalled_reader_of_logs_delays_no_other_reader(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token())
     wordy = fleet.ask("head -c 20000000 /dev/zero | tr '\\0' x; sleep 1000")
     until(lambda: fleet.state(wordy) == "active")

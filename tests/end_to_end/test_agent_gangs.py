@@ -1,4 +1,4 @@
-"""Gangs over agents: members find each other, and start and end together."""
+"""Members of a gang on agents find each other, start together and end together."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def nodes_of(lease: dict) -> list[str]:
 
 
 def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
-    """Return the processes of a lease by their nodes."""
+    """Return the processes of a lease's workload by their nodes."""
     return {
         found.parents[3].name: json.loads(found.read_text())["pid"]
         for found in fleet.folder.glob(f"?/local/running/{lease['id']}/process.json")
@@ -126,7 +126,9 @@ def test_the_servers_own_machine_is_a_member_of_a_gang(mixed_fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("lost", ["a", "own"])
-def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed_fleet: Fleet, lost: str) -> None:
+def test_a_gang_that_includes_the_servers_own_machine_ends_as_a_whole(
+    mixed_fleet: Fleet, lost: str
+) -> None:
     lease = mixed_fleet.ask("exec sleep 1000", nodes=2)
     until(lambda: mixed_fleet.state(lease) == "active")
     os.kill(own_pids(mixed_fleet, lease)[lost], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Metrics of agents, as policies see them, and GPUs in use by others.
+"""Policies see the metrics of agents, and GPUs in use by others are not leased.
 
 The agents import a stand-in for NVML, which simulates the GPUs.
 """
@@ -52,7 +52,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 
 @pytest.fixture
 def set_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetUse:
-    """Set how the simulated GPUs are used."""
+    """Set the use that the simulated GPUs report."""
     folder = tmp_path / "nvml"
     folder.mkdir()
     (folder / "pynvml.py").write_text(NVML)

@@ -1,4 +1,4 @@
-"""Machines with agents: how they join, run workloads of leases, get lost and return.
+"""Tests of machines with agents: they join, run workloads, get lost and return.
 
 Agents and server are processes, over loopback sockets. All agents are on one machine, so they
 have names instead of the machine id. Each test has a separate cluster.
@@ -54,7 +54,7 @@ def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
     return line
 
 
-def test_the_line_of_a_connection_does_not_block_the_agent(fleet: Fleet) -> None:
+def test_an_agent_whose_stdout_blocks_still_connects(fleet: Fleet) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     os.write(writer, b"." * PAGE)
@@ -90,7 +90,7 @@ def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
 
 
-def test_unheard_seconds_end_no_workload_of_a_connected_agent(fleet: Fleet) -> None:
+def test_the_option_unheard_seconds_ends_no_workload_of_a_connected_agent(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token(), "--unheard-seconds", "1")
     assert fleet.output(fleet.ask("sleep 4; echo whole"))[0] == "whole\n"
     assert "unheard_seconds_short" in (fleet.folder / "box.log").read_text()
@@ -123,12 +123,12 @@ def test_a_name_or_address_of_another_machine_is_refused_at_once(
     assert f"{words[0]}: expected " in done.stderr
 
 
-def test_a_token_may_end_with_a_newline(fleet: Fleet) -> None:
+def test_a_token_of_an_agent_may_end_with_a_newline(fleet: Fleet) -> None:
     fleet.agent("line", f"{fleet.token()}\n")
 
 
 @pytest.mark.parametrize("cluster", [" ", "a/b", "a\nb", "x" * 254])
-def test_a_token_needs_a_cluster(fleet: Fleet, cluster: str) -> None:
+def test_the_command_agent_token_needs_a_cluster(fleet: Fleet, cluster: str) -> None:
     made = invoke("agent", "token", "--cluster", cluster, "--data", fleet.data)
     assert (made.returncode, made.stdout) == (2, "")
     assert "--cluster: expected" in made.stderr
@@ -173,7 +173,9 @@ def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
         assert (begun + run.stdout.read(), run.wait(60)) == COUNTED
 
 
-def test_a_run_says_that_its_machine_ended_it_unheard(fleet: Fleet) -> None:
+def test_moorage_run_says_that_the_machine_ended_the_command_for_lack_of_contact(
+    fleet: Fleet,
+) -> None:
     agent = fleet.agent("box", fleet.token(), *UNHEARD)
     with running(fleet, "trap 'exit 3' TERM; echo begun; while :; do sleep 0.1; done") as run:
         assert run.stdout is not None
@@ -251,7 +253,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
 
 
 def wait_phase(news: Any, lease: dict, phase: str) -> dict:
-    """Return the next news that the workload of a lease is in a phase."""
+    """Wait for the news that the workload of a lease is in a phase; return the news."""
     while True:
         message = read_message(news)
         data = message["data"]
@@ -259,7 +261,7 @@ def wait_phase(news: Any, lease: dict, phase: str) -> dict:
             return data
 
 
-def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, Away]) -> None:
+def test_a_command_keeps_running_while_its_machine_is_lost_and_found(away: dict[str, Away]) -> None:
     scene = away["found"]
     fleet, lease, name = scene.fleet, scene.lease, scene.node
     with fleet.server.watching("leases") as news:
@@ -312,13 +314,15 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
     assert nodes == sorted(nodes, reverse=there == "b"), "one after the other"
 
 
-def test_who_follows_a_workload_learns_that_its_machine_ended_it(away: dict[str, Away]) -> None:
+def test_a_reader_of_logs_learns_that_the_machine_ended_the_workload(away: dict[str, Away]) -> None:
     scene = away["ended"]
     assert scene.follower.wait(60) == Exit.LEASE_LOST
     assert "has ended its workloads" in scene.fleet.server.status(scene.lease)["reason"]
 
 
-def test_a_lease_without_another_place_runs_again_on_its_node(away: dict[str, Away]) -> None:
+def test_a_requeued_lease_without_another_place_runs_again_on_its_node(
+    away: dict[str, Away],
+) -> None:
     scene = away["alone"]
     fleet, lease = scene.fleet, scene.lease
     until(lambda: fleet.state(lease) not in {"active", "failing"})
@@ -332,7 +336,7 @@ def test_a_lease_without_another_place_runs_again_on_its_node(away: dict[str, Aw
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_an_agent_that_stops_workloads_too_late_is_refused(fleet: Fleet) -> None:
+def test_an_agent_whose_limit_of_silence_is_too_long_is_refused(fleet: Fleet) -> None:
     line = complaint(fleet, "--token", fleet.token(), "--unheard-seconds", "51")
     assert "agent_lost_seconds, 60, is not longer by 10 s" in line
 
@@ -377,7 +381,9 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert entries == [*once, ("agent.forgotten", "ops"), *once, ("agent.forgotten", me)]
 
 
-def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) -> None:
+def test_a_machine_that_was_forgotten_while_the_server_was_down_leaves_the_fleet(
+    tmp_path: Path,
+) -> None:
     with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
         agent, file = fleet.agent("box", fleet.token()), tmp_path / "pid"
         held = fleet.ask(f"trap '' TERM; echo $$ >{file}; while :; do sleep 0.05; done")
@@ -397,7 +403,7 @@ def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) ->
         until(lambda: "unavailable" not in fleet.node("box"))
 
 
-def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
+def test_a_revoked_agent_is_disconnected(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     key = json.loads((fleet.folder / "box" / "agent.json").read_text())["key"]
     done = invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data)
@@ -423,7 +429,7 @@ async def order(connection: ServerConnection, epoch: int) -> bool:
         return False
 
 
-async def test_an_agent_refuses_an_earlier_epoch_also_after_its_restart(tmp_path: Path):
+async def test_an_agent_refuses_an_earlier_epoch_of_the_server_also_after_a_restart(tmp_path: Path):
     epochs = iter([7, 6, 7, 8])
     done: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
 

@@ -1,4 +1,4 @@
-"""Requests over real sockets: advice, leases, order, warnings, and the data that policies see."""
+"""Tests of requests over sockets: advice, leases, order, warnings, and policies' input."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_a_model_that_no_node_has_is_refused_with_the_existing_ones(server):
     assert "models" not in short
 
 
-def test_lists_refuse_unknown_states_and_filters(server):
+def test_listings_refuse_unknown_states_and_filters(server):
     lease = hold(server, clusters=["east"])["lease"]
     here, elsewhere, state, name, queue, fleet = server.say(
         {"op": "leases", "cluster": "east"},
@@ -103,7 +103,7 @@ def test_a_grant_is_explained(server):
     assert "first_fit:1.0-stable proposed east/east-0" in why["data"]["reason"]
 
 
-def test_a_request_without_an_id_cannot_be_cancelled_by_the_text_none(server):
+def test_the_text_none_cancels_no_request_without_an_id(server):
     filled = hold(server, clusters=["east"], resources={"gpus": 4, "nodes": 2})["lease"]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
     with server.socket() as socket:
@@ -160,7 +160,7 @@ return [document["tags"] if ok else document[:19], load]
     assert server.ask("now:1-x")["data"] == ["HTTP error occurred", "APIError"]
 
 
-def test_a_value_that_names_no_cluster_is_passed_on(server):
+def test_a_policys_value_that_names_no_cluster_is_passed_on_to_the_client(server):
     server.publish(policy('return {"error": "GPU memory"}', "error:1-x"))
     passed_on = server.ask("error:1-x", clusters=["east"])
     assert passed_on == {"success": True, "data": {"error": "GPU memory"}}
@@ -169,7 +169,7 @@ def test_a_value_that_names_no_cluster_is_passed_on(server):
     assert error["reason"] == "The policy declined: GPU memory."
 
 
-def test_the_http_endpoint_gives_the_same_answers(server):
+def test_http_gives_the_same_answers_to_requests_as_the_socket(server):
     body = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
     answer = server.http.post("/allocate", json=body)
     assert (answer.status_code, answer.json()) == (200, server.ask(resources={"gpus": 1}))
@@ -196,7 +196,7 @@ def test_inventory_changes_apply_to_the_next_request(server):
     server.http.delete("/clusters/fresh").raise_for_status()
 
 
-def test_a_value_that_declines_is_returned_once_and_not_stored(server):
+def test_a_value_of_a_policy_that_declines_is_returned_once_and_not_stored(server):
     server.publish(policy("return ['no'] * 1000", "decliner:1.0-x"))
     reply = server.ask("decliner:1.0-x", lease={})
     assert reply["error"]["code"] == "policy_declined"
@@ -234,14 +234,14 @@ ONCE = GOOD | {"lease": {}, "provision": {"backend": "local", "spec": {}, "attem
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_bad_input_has_one_reply_that_names_the_field(server, message, code, field):
+def test_each_bad_message_gets_a_single_reply_that_names_the_field(server, message, code, field):
     bad, good = server.say(message, GOOD)
     assert (bad["success"], bool(bad["message"]), good["success"]) == (False, True, True)
     assert code in {None, bad["error"]["code"]}
     assert field in {None, bad["error"].get("field")}
 
 
-def test_ids_that_follow_one_another_begin_alike_and_differ(server):
+def test_consecutive_request_ids_begin_with_the_same_digits_and_differ(server):
     """Similar ids keep a commit to few pages of the ledger's index."""
     ids = [server.ask(resources={"gpus": 1}, id=number)["request"] for number in range(20)]
     assert len(set(ids)) == 20

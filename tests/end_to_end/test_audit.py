@@ -1,4 +1,4 @@
-"""The audit log of a real server: caller, action and address, over both ports."""
+"""The audit log of a server has caller, action and address of changes over both ports."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def read(folder: Path, *options: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """The audit log of ann, who has no right to cordon, and of the operator ops."""
+    """The entries after actions of ann, who has no right to cordon, and of the operator ops."""
     folder = tmp_path_factory.mktemp("data")
     with daemon(folder, environment=TOKENS) as running:
         ann, ops = (Server(running, f"{each}1-secret") for each in "ao")

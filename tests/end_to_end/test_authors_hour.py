@@ -1,4 +1,4 @@
-"""From an idea to an active policy, as its author works: new, test, push, shadow, activate."""
+"""An author takes a policy from idea to activation: new, test, push, shadow, activate."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_an_existing_folder_is_not_overwritten(server, tmp_path):
     moorage(server, "policy", "new", "../mine", code=2, folder=tmp_path)
 
 
-def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path):
+def test_an_error_of_a_policy_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path):
     (tmp_path / "typo.py").write_text(TYPO)
     tried = moorage(server, "policy", "test", "typo.py", code=6, folder=tmp_path)
     first, *calls = tried.stdout.splitlines()[:3]
@@ -73,7 +73,7 @@ def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path)
     assert "more requests" in tried.stderr
 
 
-def test_push_tests_first_unless_it_is_switched_off(server, tmp_path):
+def test_push_tests_a_policy_first_unless_the_option_no_test_is_given(server, tmp_path):
     (tmp_path / "typo.py").write_text(TYPO)
     push = ("policy", "push", "typo.py", "--uri", "typo:1-x")
     assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
@@ -107,7 +107,7 @@ def test_examples_describe_the_use_of_a_policy(server, tmp_path):
 
 
 @pytest.mark.parametrize("shown", ["mine/code/function.py", "mine.py"])
-def test_a_file_has_one_name_in_all_messages(server, tmp_path, shown):
+def test_a_policys_file_has_one_name_in_all_messages(server, tmp_path, shown):
     path, name = tmp_path / shown, shown.partition("/")[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("improt json\n")

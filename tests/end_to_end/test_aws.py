@@ -45,13 +45,13 @@ def tag(instance: dict, name: str) -> str:
 
 
 def rent(aws_server, tags: dict[str, str]) -> None:
-    """Start an instance without a lease."""
+    """Start an instance at AWS that belongs to no lease."""
     rows = [{"Key": f"moorage:{key}", "Value": value} for key, value in tags.items()]
     spec = [{"ResourceType": "instance", "Tags": rows}]
     aws_server.ec2().run_instances(ImageId="x", MinCount=1, MaxCount=1, TagSpecifications=spec)
 
 
-def test_a_lease_rents_its_node_type_and_finds_the_instance_after_kill_9(
+def test_the_server_rents_the_node_type_of_a_lease_and_finds_the_instance_after_kill_9(
     aws_server, environment, tmp_path
 ):
     with serve_and_kill(tmp_path, environment=environment) as server:
@@ -125,7 +125,7 @@ def test_a_daemon_starts_while_aws_is_unreachable_and_cleans_up_later(
         assert "does not allow DescribeInstances in us-east-1" in server.log()
 
 
-def test_the_reason_of_aws_reaches_the_client(aws_server, environment, tmp_path):
+def test_the_reason_of_a_refusal_by_aws_reaches_the_client(aws_server, environment, tmp_path):
     aws_server.refuse("RunInstances", "VcpuLimitExceeded", "8 vCPUs are your limit")
     with serving(tmp_path, environment=environment) as server:
         fill(server)
@@ -143,7 +143,7 @@ def test_without_boto3_the_daemon_names_the_extra(tmp_path):
     assert f"the backend aws needs boto3: {install_command('aws')}" in done.stderr
 
 
-def test_prices_are_fetched_from_aws_once_and_used(aws_server, environment, tmp_path):
+def test_prices_that_are_fetched_from_aws_are_stored_and_used(aws_server, environment, tmp_path):
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": "1.5"}}
     product = {
         "product": {"attributes": {"instanceType": "g5.xlarge"}},

@@ -40,7 +40,7 @@ def fill(data: Path) -> Iterator[BlockingClient]:
             yield client
 
 
-def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path, data: Path) -> None:
+def test_a_restored_backup_has_its_leases_with_their_tokens(tmp_path: Path, data: Path) -> None:
     backup = tmp_path / "backup"
     with fill(data) as client:
         held = grant(client)
@@ -56,7 +56,7 @@ def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path, data: 
         assert grant(client).fencing > held.fencing
 
 
-def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> None:
+def test_a_backup_that_has_only_the_ledger_is_refused(tmp_path: Path, data: Path) -> None:
     copy = tmp_path / "copy"
     with daemon(data):
         pass
@@ -89,7 +89,7 @@ def test_a_copy_inside_its_source_is_refused(tmp_path: Path, data: Path) -> None
     assert not (data / "sub.new").exists()
 
 
-def test_a_full_disk_of_the_copy_is_named(disk: Path, data: Path) -> None:
+def test_the_error_of_a_backup_names_the_full_disk(disk: Path, data: Path) -> None:
     with fill(data) as client:
         grant(client)
     target = disk / "backup"

@@ -1,4 +1,4 @@
-"""Block-level requests: selection, dry run and choice with real policies, over socket and HTTP."""
+"""Tests of block requests: selection, dry run and choice by policies, over socket and HTTP."""
 
 import json
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def test_a_demand_that_fits_nowhere_is_refused_in_the_policys_words(site):
     assert "GPU memory" in json.dumps(error)
 
 
-def test_dry_run_is_the_default_and_select_clusters_stops_after_the_selection(site):
+def test_the_default_mode_of_blocks_is_dry_run_and_select_clusters_stops_after_the_selection(site):
     reply = say(site, block())
     assert set(reply) == {"id", "cluster", "score_data", "block_data"}
     assert reply == say(site, block(), mode="dry_run")
@@ -181,7 +181,7 @@ def test_block_specifications_list_their_policies(site):
     assert (reply["id"], reply["score_data"]["score"]) == ("one", 0.25)
 
 
-def test_a_failing_policy_of_one_cluster_does_not_affect_the_others(site):
+def test_a_policy_that_fails_for_one_cluster_does_not_affect_other_clusters(site):
     document = block("obeys:1.0-block", says={"one": "raise", "two": score(0.1)})
     assert say(site, document)["id"] == "two"
     answer = site.http.post("/blockActions/dryRun", json=document).json()
@@ -240,7 +240,7 @@ PATH = {"policies": {"resourceAllocator": {"codePath": "code/function.py"}}}
     ],
     ids=str,
 )
-def test_a_wrong_block_is_refused_at_its_place(site, document, code, field):
+def test_the_refusal_of_a_wrong_block_names_the_place_of_the_error(site, document, code, field):
     error = say(site, document)["error"]
     assert error["code"] == code
     assert field in {None, error["field"]}
@@ -284,7 +284,7 @@ def test_invalid_selections_and_choices_are_refused(site, answer):
     assert (error["code"], error["field"]) == (code, ALLOCATOR)
 
 
-def test_a_site_with_external_services_places_blocks_with_them(site):
+def test_a_site_with_external_services_places_blocks_by_their_data(site):
     free(site, {0: [12_000] * 2})
     names = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     services = dict.fromkeys((*names, "SEARCH_SERVER_API_URL"), site.running.http)

@@ -1,4 +1,4 @@
-"""Policies broken in many ways: errors name the fault, and other clients are served.
+"""Uploads of broken policies get errors that name the fault, and other clients are served.
 
 The daemon, its jail and its sockets are real. During the uploads, another client requests
 placements and gets them.
@@ -27,7 +27,7 @@ EVAL = "    def eval(self, parameters, input_data, context): return input_data['
 GOOD = HEAD + INIT + EVAL
 
 Broken = dict[str, Any]
-"""By a part of the expected error: a document, the bytes of a body, or a function."""
+"""Broken uploads by a part of the expected error: a document, bytes, or a function."""
 
 
 def document(**more: Any) -> dict[str, Any]:

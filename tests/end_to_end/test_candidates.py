@@ -1,4 +1,4 @@
-"""Filter and search through a real daemon: over the socket, at `/allocate` and at the endpoints."""
+"""Tests of filter and search at a daemon: over the socket, at `/allocate`, and at endpoints."""
 
 import json
 
@@ -102,7 +102,7 @@ def test_a_filter_finds_the_same_clusters_over_socket_and_http(server):
     assert candidates_seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 
 
-def test_a_request_with_clusters_ignores_its_filter_and_search(server):
+def test_a_request_with_clusters_ignores_the_fields_filter_and_search(server):
     search = ranking(like="west", **{"return": 1})
     every = server.ask(SEEN, clusters=["west"], filter=EU, search=search)
     assert every["data"]["clusters"] == ["west"]
@@ -169,7 +169,9 @@ def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
     ]
 
 
-def test_too_many_documents_for_a_policy_are_refused_but_ranked_by_similarity(server):
+def test_too_many_documents_for_a_ranking_policy_are_refused_but_can_be_ranked_by_similarity(
+    server,
+):
     big = [cluster(f"big-{n}", status="draining", pad="x" * (9 << 20)) for n in range(2)]
     server.register(*big)
     answer = server.http.post(SEARCH, json=ranking(CHEAPEST)).json()

@@ -1,4 +1,4 @@
-"""Clients during a takeover of two real servers on one PostgreSQL."""
+"""Tests of clients while one of two servers on a PostgreSQL takes over."""
 
 import asyncio
 import json
@@ -44,14 +44,16 @@ async def grant(client: Client, wait_seconds: float = 0.0, **resources: int) -> 
 
 
 async def names_until(news: Watch, last: str) -> list[str]:
-    """Return the names of news up to the given one."""
+    """Return the names of news up to a given name."""
     names = [""]
     while names[-1] != last and (event := await news.next()) is not None:
         names.append(event.event)
     return names
 
 
-async def test_waiters_keep_their_order_and_news_and_renewals_continue(pair: tuple[One, One]):
+async def test_after_a_takeover_waiters_keep_their_order_and_news_and_renewals_continue(
+    pair: tuple[One, One],
+):
     writer, other = pair
 
     async def wait(client: Client) -> int:
@@ -83,7 +85,7 @@ async def test_waiters_keep_their_order_and_news_and_renewals_continue(pair: tup
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how):
+def test_after_a_takeover_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how):
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")

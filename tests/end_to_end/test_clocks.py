@@ -1,4 +1,4 @@
-"""A daemon that is stopped and resumed, and one on a machine whose calendar is set."""
+"""Tests of a daemon that is stopped and resumed, and of a machine whose calendar is set."""
 
 import json
 import os
@@ -22,7 +22,7 @@ time.time = lambda: real() + struct.unpack("d", off)[0]
 """A simulated calendar: a file has its shift in seconds."""
 
 
-def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
+def test_a_daemon_that_resumes_after_a_stop_signal_reads_renewals_sent_before(tmp_path):
     with serving(tmp_path) as server:
         server.fill(here(2))
         provision = {"backend": "local", "spec": {"command": ["sleep", "60"]}}

@@ -1,4 +1,4 @@
-"""The command line at a real daemon: formats, live tables, free GPUs, completion."""
+"""Tests of `moorage` at a real daemon: formats, live tables, free GPUs, completion."""
 
 import json
 import os
@@ -37,12 +37,12 @@ def hold(server, **resources):
 
 
 @pytest.mark.parametrize("program", ["moorage", "moored"])
-def test_each_program_prints_its_version(program):
+def test_moorage_and_moored_print_their_version(program):
     output = ran(BIN / program, "--version")
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
-def test_a_key_of_an_ended_lease_gets_no_lease_again(server):
+def test_an_idempotency_key_of_an_ended_lease_gets_no_second_lease(server):
     words = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--key", "done")
     lease = run(server, *words).split()[0]
     assert run(server, *words).split()[0] == lease
@@ -52,7 +52,7 @@ def test_a_key_of_an_ended_lease_gets_no_lease_again(server):
     assert f"lease {lease} is lost: released. --key done names this lease" in again.stderr
 
 
-def test_gpus_lists_free_gpus_by_model_and_size(server):
+def test_the_command_gpus_lists_free_gpus_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])
     rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
@@ -116,7 +116,7 @@ def test_a_watched_listing_follows_changes(server):
         assert seen.returncode == 130
 
 
-def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
+def test_a_watched_listing_continues_after_a_restart_of_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east"))
         seen = watching(server)
@@ -132,7 +132,7 @@ def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_has_colours_unless_they_are_disabled(server, variables, coloured):
+def test_output_to_a_terminal_has_colours_unless_colours_are_disabled(server, variables, coloured):
     hold(server, **HELD)
     ours, theirs = pty.openpty()
     with watching(server, stdout=theirs, TERM="xterm", **variables) as seen:
@@ -158,7 +158,7 @@ def complete(server, program, line, **more):
     return done.stdout.split()
 
 
-def test_ids_uris_and_clusters_are_completed(server):
+def test_the_shell_completes_ids_and_uris_and_clusters(server):
     lease = hold(server, **HELD)
     assert complete(server, "moorage", "release ") == [lease]
     assert complete(server, "moorage", f"why {lease[:4]}") == [lease]

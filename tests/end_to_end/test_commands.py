@@ -1,4 +1,4 @@
-"""`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
+"""Tests of `moored demo`, `replay`, `doctor` and `bench`, as their users run them."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def moored(
     return done
 
 
-def test_demo_shows_placement_lease_and_reason():
+def test_the_demo_shows_placement_and_lease_and_reason():
     shown = moored("demo", PYTHONIOENCODING="ascii").stdout  # A plain terminal can show only ASCII.
     assert "harbour/harbour-0 GPUs 0" in shown
     assert "It can never fit" in shown
@@ -66,14 +66,14 @@ def test_the_demo_does_not_follow_the_operators_own_settings():
 
 
 def write_trace(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
-    """Write a trace; return the options that name it."""
+    """Write the files of a trace; return the options that name the files."""
     files = folder / "nodes.csv", folder / "pods.csv"
     files[0].write_text("sn,cpu_milli,memory_mib,gpu,model\n" + nodes)
     files[1].write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + pods)
     return ("--nodes", str(files[0]), "--pods", str(files[1]))
 
 
-def test_a_stopped_command_stops_its_daemon(tmp_path):
+def test_a_command_that_is_stopped_stops_the_daemon_that_it_started(tmp_path):
     rows = "".join(f"p{number},0,0,0,0\n" for number in range(50_000))
     trace = write_trace(tmp_path, "a,8000,8192,8,T4\n", rows)
     command = [sys.executable, "-m", "moorage", "replay", *trace]
@@ -123,7 +123,7 @@ def at_ports_of(running: Running) -> dict[str, str]:
     return dict(zip(FREE_PORTS, ports, strict=True))
 
 
-def test_doctor_with_a_folder_does_not_suggest_the_option_for_it(tmp_path):
+def test_doctor_with_a_named_folder_does_not_suggest_the_option_data(tmp_path):
     report = doctor("--data", tmp_path, MOORAGE_TOKENS="ann:sesame12")
     assert "not on this machine, since local_here is false" in about("backend: local", report)[1]
     assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
@@ -173,7 +173,7 @@ def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port(
     assert broken == ["http port"]
 
 
-def test_a_log_in_a_file_has_no_colours():
+def test_the_log_of_the_daemon_in_a_file_has_no_colours():
     options = {"MOORAGE_LOG_FORMAT": "console", "MOORAGE_HTTP_HOST": "127.0.0.1"}
     options |= {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_SESSIONS_MAX": "1000000"}
     with daemon(environment=options) as running:
@@ -194,7 +194,7 @@ def test_replay_answers_every_request_of_a_trace(trace):
     assert run["refusals"] == {"no_capacity": 2}
 
 
-def test_replay_prints_plain_characters(trace):
+def test_replay_prints_only_characters_that_its_output_can_encode(trace):
     words = ("--limit", "3", "--connections", "2")
     shown = moored("replay", *trace, *words, PYTHONIOENCODING="ascii")
     assert "expected_fill on pods.csv" in shown.stdout
@@ -208,14 +208,14 @@ def test_replay_names_the_fault_in_a_file(tmp_path):
     assert invoke("replay", *bare, "--arrive", "inf").returncode == 2
 
 
-def test_bench_refuses_an_unknown_name():
+def test_bench_refuses_the_name_of_an_unknown_benchmark():
     done = invoke("bench", "nonsense")
     assert (done.returncode, "grants" in done.stderr) == (1, True)
 
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
-def test_openb_default_gives_the_published_figures():
+def test_the_default_of_the_openb_benchmark_gives_the_published_figures():
     trace = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
     words = ["replay", *trace, "--policy", "expected_fill", "--seeds", "1", "--json"]
     outcome = json.loads(moored(*words, seconds=900).stdout)
@@ -223,7 +223,7 @@ def test_openb_default_gives_the_published_figures():
     assert outcome["allocation_percent"] >= 95.9
 
 
-def test_bench_figures_are_ratios(tmp_path):
+def test_each_figure_of_bench_is_a_ratio(tmp_path):
     nodes = "".join(f"n{number},64000,262144,8,T4\n" for number in range(150))
     pods = "".join(f"p{number},1000,1024,1,1000\n" for number in range(50))
     words = ("bench", "grants", *write_trace(tmp_path, nodes, pods), "--json")
@@ -238,7 +238,7 @@ def test_bench_figures_are_ratios(tmp_path):
     [(signal.SIGINT, 130, "moorage: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
     ids=["ctrl_c", "kill_9"],
 )
-def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
+def test_the_end_of_moorage_policy_test_ends_its_child_processes(tmp_path, number, code, words):
     """`policy test` runs the server's sandbox in a separate process, with its own folders."""
     (tmp_path / "hangs.py").write_text(
         policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
@@ -557,7 +557,7 @@ def test_root_starts_no_server_in_the_folder_of_another_ones(tmp_path: Path) -> 
 
 
 class Busy(Site):
-    """Answers after a while."""
+    """A server that answers a health check only after a while."""
 
     def answer(self, *_: object) -> Answer:
         time.sleep(0.5)  # As a server whose processors are taken.

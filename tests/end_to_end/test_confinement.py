@@ -105,7 +105,7 @@ def test_a_workload_cannot_signal_the_daemon_or_its_supervisor(confined_server):
     server.in_state(lease, "ended")
 
 
-def test_confinement_leaves_all_other_access(confined_server, tmp_path):
+def test_a_confined_workload_has_all_access_except_to_the_data_folder(confined_server, tmp_path):
     server, data, _, way = confined_server
     (tmp_path / "old").write_text("old")
     script = f"""
@@ -127,7 +127,7 @@ def test_confinement_leaves_all_other_access(confined_server, tmp_path):
             assert printed == "made\n"
 
 
-def test_a_command_of_a_workload_can_signal_it(confined_server):
+def test_a_command_in_a_workload_can_signal_the_workload(confined_server):
     server, *_ = confined_server
     lease = run(server, ["sh", "-c", "trap 'echo heard' HUP; echo $$; while :; do sleep 0.1; done"])
     until(lambda: output(server, lease).strip())
@@ -140,7 +140,7 @@ def test_a_command_of_a_workload_can_signal_it(confined_server):
     server.in_state(lease, "ended")
 
 
-def test_containers_may_not_mount_the_data_by_any_name(tmp_path):
+def test_containers_may_not_mount_the_data_folder_by_any_name(tmp_path):
     data = tmp_path / "state" / "data"
     (data / "local").mkdir(parents=True)
     (tmp_path / "link").symlink_to(data / "local")

@@ -1,4 +1,4 @@
-"""Recent decisions in pages, the fleet at each decision, and the playground with both."""
+"""Tests of pages of decisions, of the fleet at a decision, and of the playground with it."""
 
 import base64
 import json
@@ -39,7 +39,7 @@ def unpack(text):
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
-def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
+def test_decisions_are_listed_with_grants_and_refusals_and_ends_newest_first(server):
     held = hold(server)
     refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)
     other = hold(server)
@@ -65,7 +65,7 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
     assert all(row["at"] > 1e9 for row in rows)
 
 
-def test_pages_join_without_gaps_or_repeats(server):
+def test_pages_of_decisions_join_without_gaps_or_repeats(server):
     before = len(decisions(server, limit=1000)["decisions"])
     for _ in range(5):
         server.release(server.ask(resources={"gpus": 1}, lease=TERMS)["lease"])
@@ -111,12 +111,12 @@ def test_the_server_filters_decisions(server):
         ({"limit": 0}, "limit"),
     ],
 )
-def test_an_invalid_listing_is_refused_with_its_field(server, fields, field):
+def test_the_refusal_of_an_invalid_listing_of_decisions_names_the_field(server, fields, field):
     (answer,) = server.say({"op": "decisions", **fields})
     assert (answer["error"]["code"], answer["error"]["field"]) == ("bad_message", field)
 
 
-def test_after_a_restart_grants_come_from_the_ledger(tmp_path):
+def test_after_a_restart_decisions_on_grants_come_from_the_ledger(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=2, gpus=4))
         held = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
@@ -278,7 +278,7 @@ def test_a_trial_of_a_policy_on_the_present_fleet_changes_nothing(server):
     server.release(held)
 
 
-def test_prints_results_and_errors_come_with_their_lines(server):
+def test_a_trial_of_a_policy_returns_prints_and_results_and_errors_with_their_lines(server):
     named = {"resources": {"gpus": 1}, "inputs": {"name": "one"}}
     code = policy(PRINTS, "p:1.0-a")["code"]
     played = play(server, code=code, requests=[named, named, {"inputs": {}}])
@@ -320,12 +320,12 @@ def test_a_decision_opens_with_the_fleet_of_its_time(server):
         ({"code": "x", "more": 1}, "more"),
     ],
 )
-def test_an_invalid_trial_is_refused_with_its_field(server, body, field):
+def test_the_refusal_of_an_invalid_trial_names_the_field(server, body, field):
     status, error = refusal(server, **body)
     assert (status, error["code"], error.get("field", "")) == (400, "bad_message", field)
 
 
-def test_an_unknown_decision_is_refused_with_field_request(server):
+def test_the_refusal_of_an_unknown_decision_names_the_field_request(server):
     status, error = refusal(server, code="x", fleet={"decision": "unheard-of"})
     assert (status, error["code"], error["field"]) == (404, "unknown_request", "request")
     assert refusal(server, policy_rule_uri="none:1.0-a")[0] == 404

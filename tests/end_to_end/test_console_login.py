@@ -1,4 +1,4 @@
-"""The console's files and logins, and the refusal of other sites' pages.
+"""Tests of the console's files and logins, and of the refusal of other sites' pages.
 
 Also: actions of pages without lease tokens, and dry runs of each operation.
 """
@@ -82,7 +82,7 @@ def test_every_address_of_the_console_shows_its_page(server, path):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_files_are_cached_by_their_hash(server):
+def test_browsers_cache_files_of_the_console_by_their_hash(server):
     answer = server.http.get("/console/static/index.html")
     again = {"If-None-Match": f'"other", {answer.headers["etag"]}'}
     cached = server.http.get("/console/static/index.html", headers=again)
@@ -93,7 +93,7 @@ def test_files_are_cached_by_their_hash(server):
         assert b"web.console" not in answer.content
 
 
-def test_a_token_is_exchanged_for_a_cookie_that_pages_cannot_read(page):
+def test_a_login_exchanges_a_token_for_a_cookie_that_pages_cannot_read(page):
     assert page.http.get("/console/session").status_code == 401
     answer = page.log_in("of-ann")
     cookie = answer.headers["set-cookie"]
@@ -108,7 +108,7 @@ def test_a_token_is_exchanged_for_a_cookie_that_pages_cannot_read(page):
         assert leases(socket)["success"]
 
 
-def test_a_session_says_whether_its_caller_is_an_operator(page):
+def test_the_session_of_the_console_says_whether_its_caller_is_an_operator(page):
     assert page.log_in("of-bob").json()["data"]["operator"] is False
 
 
@@ -186,7 +186,7 @@ def test_a_cookie_without_origin_and_csrf_token_changes_nothing(page):
         ({"Authorization": "Bearer guessed"}, 401),
     ],
 )
-def test_a_socket_needs_the_cookie_and_the_origin(page, headers, status):
+def test_a_socket_of_the_console_needs_the_cookie_and_the_origin(page, headers, status):
     page.log_in("of-ann")
     with pytest.raises(InvalidStatus) as refused, page.socket(**headers):
         pass
@@ -219,7 +219,7 @@ def test_a_logout_without_a_login_is_refused(page):
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
 
 
-def test_a_socket_ends_with_its_login():
+def test_a_socket_of_the_console_ends_with_its_login():
     with serving(environment={**TOKENS, "MOORAGE_CONSOLE_LOGIN_SECONDS": "2"}) as server:
         page = Page(server)
         page.log_in("of-ann")
@@ -303,7 +303,7 @@ def test_the_command_line_releases_a_lease_that_it_did_not_request(server, tmp_p
     assert release("of-bob")["state"] == "ended"
 
 
-def test_a_dry_run_changes_nothing(server):
+def test_a_dry_run_from_the_console_changes_nothing(server):
     held = lease(server)
     place, dry = {"cluster": "east", "node": "east-0"}, {"dry_run": True}
     released, *others = say(
@@ -352,6 +352,8 @@ def test_a_waiting_request_still_waits_after_a_dry_run(server):
         ({"op": "cancel", "request": "none"}, "unknown_request"),
     ],
 )
-def test_a_dry_run_refuses_what_the_request_itself_would_refuse(server, message, code):
+def test_a_dry_run_refuses_each_message_that_would_be_refused_without_dry_run(
+    server, message, code
+):
     wet, dry = say(server, message, {**message, "dry_run": True}, who="of-ann")
     assert wet["error"]["code"] == dry["error"]["code"] == code

@@ -1,4 +1,4 @@
-"""The console's map over a real socket: a snapshot, then deltas, at the reader's speed."""
+"""The console's map gets a snapshot and then deltas over a socket, at the reader's speed."""
 
 import asyncio
 import base64
@@ -92,7 +92,7 @@ def lease(server: Server, **resources) -> dict:
     return server.ask(resources={"gpus": 1, **resources}, lease=TERMS)["lease"]
 
 
-def test_the_snapshot_names_all_slots(open_map):
+def test_the_snapshot_of_the_map_names_all_slots(open_map):
     seen = open_map.seen
     assert (seen["clusters"], seen["cluster_nodes"]) == (["east", "west"], [3, 2])
     assert seen["devices"] == [4, 4, 4, 8, 8]
@@ -103,7 +103,7 @@ def test_the_snapshot_names_all_slots(open_map):
     assert (seen["rack"], seen["racks"], seen["link"]) == ([], [], [])
 
 
-def test_grants_and_releases_come_as_numbered_deltas(server, open_map):
+def test_the_map_gets_grants_and_releases_as_numbered_deltas(server, open_map):
     first = lease(server, gpus=2, gpu_milli=500)
     open_map.until(holds(2))
     slots = open_map.held()
@@ -118,7 +118,7 @@ def test_grants_and_releases_come_as_numbered_deltas(server, open_map):
     assert open_map.messages.count("delta") >= 2
 
 
-def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, open_map):
+def test_the_map_gets_cordons_and_new_clusters_as_a_new_snapshot(server, open_map):
     server.say({"op": "cordon", "cluster": "east", "node": "east-1"})
     open_map.until(lambda seen: seen["state"].count(CORDONED) == 4)
     server.say({"op": "uncordon", "cluster": "east", "node": "east-1"})
@@ -155,7 +155,7 @@ def memory_mib(pid: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def test_a_page_that_stops_reading_gets_one_whole_map_later_instead_of_news():
+def test_a_page_that_stops_reading_later_gets_one_whole_map_instead_of_news():
     """Names that do not compress make snapshots of about 200 kB, which fill buffers at once."""
     wide = cluster("wide", nodes=3_000, gpus=1)
     for number, node in enumerate(wide["nodes"]["nodeData"]):

@@ -1,4 +1,4 @@
-"""A damaged disk: leases hold, or the daemon names the lost leases."""
+"""After damage to the disk, leases hold, or the daemon names the lost leases."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def leases_by_id(server: Server) -> dict[str, dict]:
     return {lease["id"]: lease for lease in leases}
 
 
-def test_a_query_of_a_damaged_fact_does_not_end_the_daemon(tmp_path):
+def test_a_query_that_reads_a_damaged_fact_does_not_end_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=1, gpus=8))
         server.ask(resources={"gpus": 8}, lease=LEASE)
@@ -82,7 +82,7 @@ def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_copy_of_a_sound_folder_is_reported_and_private(tmp_path):
+def test_the_backup_of_a_sound_folder_is_reported_and_private(tmp_path):
     old = os.umask(0o002)
     try:
         with serving(tmp_path) as server:
@@ -104,7 +104,7 @@ def test_the_copy_of_a_sound_folder_is_reported_and_private(tmp_path):
     assert json.loads(said)["findings"] == []
 
 
-def test_only_a_command_accepts_a_loss_and_nothing_is_granted_twice(damaged_copy):
+def test_only_the_repair_command_accepts_a_loss_and_no_device_is_granted_twice(damaged_copy):
     data, granted = damaged_copy
     log = data / "ledger.db-wal"
     content = bytearray(log.read_bytes())
@@ -138,7 +138,7 @@ def test_only_a_command_accepts_a_loss_and_nothing_is_granted_twice(damaged_copy
         assert server.log() == ""
 
 
-def test_why_reports_since_when_history_exists(tmp_path):
+def test_the_error_of_why_reports_since_when_the_history_exists(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
     with serving(tmp_path, environment=days) as server:
         server.fill(cluster("east", nodes=1, gpus=8))

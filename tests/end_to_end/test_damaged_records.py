@@ -75,7 +75,7 @@ DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_files_replaced_by_a_workload_affect_only_that_workload(server, damage):
+def test_files_that_a_workload_replaces_affect_only_this_workload(server, damage):
     names = ("output.log", "order.json", "process.json", "lock")
     leases = {name: run(server, WRITES) for name in names}
     for lease in leases.values():
@@ -118,7 +118,7 @@ def test_concurrent_commands_in_one_workload_are_bounded(server):
         server.in_state(lease, "ended")
 
 
-def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
+def test_a_start_of_the_daemon_sets_unreadable_files_aside_and_reports_them(data):
     with serve_and_kill(data) as before:
         before.fill(here())
         leases = [(damage, run(before, WRITES)) for damage in (*DAMAGES, shutil.rmtree)]
@@ -143,7 +143,7 @@ def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
         after.in_state(again, "ended")
 
 
-def test_connections_leave_file_descriptors_to_the_daemon(data, tmp_path):
+def test_connections_leave_enough_file_descriptors_to_the_daemon(data, tmp_path):
     command = ["prlimit", "--nofile=256:256", *serve_command(data)]
     with child(command, tmp_path / "log", serve_variables()) as (_, ready):
         server = Server(type("Running", (), ready))

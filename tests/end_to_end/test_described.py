@@ -16,7 +16,7 @@ RESOURCES = {"gpus": 1}
 
 @pytest.fixture
 def session(server):
-    """Talks over one socket, and checks each message, reply and event by the served schemas."""
+    """A session that checks each message, reply and event by the schemas that the daemon serves."""
     schemas = {
         name: Draft202012Validator(server.http.get(path).json())
         for name, path in server.http.get("/schemas/").json().items()
@@ -51,7 +51,7 @@ class Session:
         return reply
 
 
-def test_all_messages_of_a_session_agree_with_the_description(server, session):
+def test_all_messages_of_a_session_agree_with_the_description_of_the_interface(server, session):
     server.register(here())
     server.publish({"policy_rule_uri": "managed:1-x", "code": MANAGED})
     session.say({"op": "watch", "topics": ["leases", "fleet", "policies"], "id": "w"})
@@ -103,7 +103,7 @@ class AIOSv1PolicyRule:
 """
 
 
-def test_messages_of_waiting_requests_agree_with_the_description(server, session):
+def test_messages_of_waiting_requests_agree_with_the_description_of_the_interface(server, session):
     eight = {"gpus": 4, "nodes": 4}
     held = session.say(ask_message(resources=eight, lease={"ttl_seconds": 60}))
     server.leases = [held["lease"]]
@@ -118,7 +118,7 @@ def test_messages_of_waiting_requests_agree_with_the_description(server, session
     assert session.said >= {"queue", "status", "why", "cancel"}
 
 
-def test_a_resumed_session_agrees_with_the_description(server, session):
+def test_messages_of_a_resumed_session_agree_with_the_description_of_the_interface(server, session):
     with server.socket() as lost:
         lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
         server.leases = [read_message(lost)["lease"]]
@@ -129,7 +129,7 @@ def test_a_resumed_session_agrees_with_the_description(server, session):
         assert held["lease"] == server.leases[0]
 
 
-def test_failures_agree_with_the_description(session):
+def test_failures_agree_with_the_description_of_the_interface(session):
     for message in (
         {"op": "release", "lease": "none", "token": "t"},
         {"op": "fly"},

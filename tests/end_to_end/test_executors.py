@@ -129,7 +129,9 @@ def test_executor_documents_are_at_their_documented_paths(pair):
         ("e1", "shows:1-x", {"input_data": {"cluster_data": NO_CLUSTERS}}, 400, "bad_message"),
     ],
 )
-def test_an_impossible_execution_is_refused_with_a_code(pair, path, policy, more, status, code):
+def test_an_impossible_execution_at_an_executor_is_refused_with_a_code(
+    pair, path, policy, more, status, code
+):
     body = {"policy_rule_uri": policy, **more} if policy else more
     answer = pair[1].http.post(f"/executor/{path}/execute_policy", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
@@ -143,7 +145,7 @@ def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
 
 
 class Liar(Site):
-    """An executor with answers prepared by the test."""
+    """An executor server whose answers the test prepares."""
 
     def __init__(self) -> None:
         self.says: Answer = None
@@ -161,7 +163,7 @@ def liar() -> Iterator[Liar]:
         yield liar
 
 
-def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path, liar):
+def test_with_a_lying_or_broken_or_missing_executor_no_lease_is_granted(tmp_path, liar):
     elsewhere = {
         "MOORAGE_POLICY_EXECUTION_MODE": "remote",
         "MOORAGE_POLICY_EXECUTOR_HOST_URL": liar.url,

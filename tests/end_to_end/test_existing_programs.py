@@ -169,7 +169,7 @@ BLOCK = {
 }
 
 
-def test_a_block_is_unwrapped_and_default_names_no_policy(server):
+def test_a_block_may_be_in_an_envelope_and_the_word_default_names_no_policy(server):
     envelope = {"header": {"templateUri": "x"}, "body": {"spec": {"values": BLOCK}}}
     bare = server.http.post("/blockActions/dryRun", json=BLOCK)
     assert bare.status_code == 200, bare.text
@@ -210,7 +210,7 @@ ELSEWHERE = {
 }
 
 
-def test_fields_without_meaning_yield_a_warning(server):
+def test_paths_of_other_services_are_refused_as_unsupported(server):
     for operation in ((method, path) for method in ELSEWHERE for path in ELSEWHERE[method].split()):
         answer = server.http.request(*operation)
         assert answer.status_code == 400, operation
@@ -242,7 +242,7 @@ def test_a_search_is_limited_to_the_clusters_of_its_filter(server):
             assert (found["id"], found["seen"], found["metrics"]) == ("s1", 0, {})
 
 
-def test_credentials_in_a_url_are_enough(tmp_path, monkeypatch):
+def test_credentials_in_the_url_of_the_server_are_enough(tmp_path, monkeypatch):
     """A changed address is all that existing programs need."""
     with daemon(tmp_path, environment={"MOORAGE_TOKENS": "team-a:s3cret"}) as running:
         http, ws = running.http, running.ws
@@ -265,7 +265,7 @@ def test_credentials_in_a_url_are_enough(tmp_path, monkeypatch):
         assert GlobalClusterMetricsClient().query_clusters() == []
 
 
-def test_metrics_have_the_same_queries_inside_and_outside_of_policies(server, monkeypatch):
+def test_queries_of_metrics_are_the_same_inside_and_outside_of_policies(server, monkeypatch):
     monkeypatch.setenv("GLOBAL_CLUSTER_METRICS_URL", server.running.http)
     for name, free in (("m1", 1), ("m2", 2), ("m3", 3)):
         server.http.post("/cluster", json={"clusterId": name, "free": free}).raise_for_status()

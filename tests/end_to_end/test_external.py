@@ -1,4 +1,4 @@
-"""External services: one real daemon uses another's, and some that misbehave."""
+"""Tests of a daemon that uses services of another daemon, and services that misbehave."""
 
 import sys
 import time
@@ -174,7 +174,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("part", [PARTS[0], PARTS[2]])
-def test_with_a_lying_registry_or_store_every_request_gets_a_reply(part):
+def test_each_request_gets_a_reply_although_the_registry_or_the_store_lies(part):
     with FaultyServiceInThread() as faulty, serving(**{part: faulty.url}, **QUICK) as here:
         if part == PARTS[0]:
             here.publish(catalog.document("first_fit"))

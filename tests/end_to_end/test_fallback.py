@@ -1,4 +1,4 @@
-"""A version that fails repeatedly is replaced by the last good one, durably, and with news."""
+"""The last good version replaces a version that fails repeatedly, durably, and with news."""
 
 from collections.abc import Iterator
 
@@ -61,7 +61,7 @@ def fail(server: Server, times: int, alias: str = "steady") -> None:
 
 
 @pytest.mark.parametrize("bad", [RAISES, OVERRUNS, LIES])
-def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad):
+def test_after_some_failures_in_a_row_the_alias_points_at_the_last_good_version(steady, bad):
     activate(steady, bad)
     fail(steady, FAILURES - 1)
     assert active(steady) == bad
@@ -101,7 +101,7 @@ def test_a_version_stays_good_when_a_canary_starts(steady):
     assert (change["former"], change["former_standing"]) == (ALSO_GOOD, "good")
 
 
-def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
+def test_after_a_good_answer_the_reason_of_the_last_fault_stays_known(steady):
     hasty = "steady:7-hasty"
     steady.publish(policy(FAILS_ON_DEMAND, hasty))
     activate(steady, hasty)
@@ -116,7 +116,7 @@ def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     assert reason.startswith(said), reason
 
 
-def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbour):
+def test_tenants_see_only_their_own_leases_and_affect_no_alias_of_other_tenants(harbour):
     picky = "picky:2-b"
     harbour.publish(policy(PLACES, "picky:1-a"), policy(FAILS_ON_DEMAND, picky))
     activate(harbour, "picky:1-a", "picky")
@@ -146,7 +146,7 @@ def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbou
     assert active(harbour, "picky") == "picky:1-a"
 
 
-def test_without_a_fallback_a_failing_version_stays_active_and_reports_it(harbour):
+def test_without_a_fallback_a_failing_version_stays_active_and_the_failure_is_reported(harbour):
     with harbour.watching("policies") as news:
         harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
         activate(harbour, "lone:1-x", "lone")

@@ -1,11 +1,11 @@
-"""Mistakes of the first hour: wrong ports and names, and field names in error messages."""
+"""Users who mistype ports and names in their first hour get errors that name the remedy."""
 
 import pytest
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
 
-def test_a_wrong_port_is_reported_in_one_sentence(server):
+def test_a_command_at_a_wrong_port_reports_the_error_in_one_sentence(server):
     ws, http = server.running.ws, server.running.http
     done = server.moorage("leases", "--url", http.replace("http:", "ws:"))
     assert done.returncode == 4
@@ -15,7 +15,7 @@ def test_a_wrong_port_is_reported_in_one_sentence(server):
     assert "HTTP has a port of its own" in other.stderr
 
 
-def test_a_server_without_an_issuer_explains_how_to_get_a_token(server, tmp_path):
+def test_moorage_login_at_a_server_without_an_issuer_explains_how_to_get_a_token(server, tmp_path):
     done = server.moorage("login", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert "moored token create" in done.stderr
@@ -46,7 +46,7 @@ def test_a_server_without_an_issuer_explains_how_to_get_a_token(server, tmp_path
         (["quota", "remove", "loca"], "(did you mean local?)"),
     ],
 )
-def test_the_error_suggests_the_nearest_name(server, words, said):
+def test_the_error_about_a_misspelt_name_suggests_the_nearest_name(server, words, said):
     server.moorage("policy", "activate", "first_fit:1.0-stable", "--no-test")
     server.moorage("quota", "set", "local", "--gpus", "90")
     done = server.moorage(*words)

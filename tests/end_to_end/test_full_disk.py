@@ -1,4 +1,4 @@
-"""A full disk: no new lease is granted, leases can end, and nothing is lost."""
+"""On a full disk, the daemon grants no new lease, ends leases, and loses no lease."""
 
 import json
 

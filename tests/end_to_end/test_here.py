@@ -1,4 +1,4 @@
-"""The first hour: `moored serve --here`, then `moorage run`, and both a second time."""
+"""`moored serve --here` and `moorage run` work, and work again after a second start."""
 
 import contextlib
 import json
@@ -28,13 +28,13 @@ MACHINE = [machine_key(MACHINE_ID.read_text().strip())] if MACHINE_ID.exists() e
 
 
 def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, its output and its errors."""
+    """Run a command by `moorage run`; return its exit code, its output and its errors."""
     words = ("run", "--cpu-milli", "10", *words)
     done = server.moorage(*words, XDG_STATE_HOME=str(folder), MOORAGE_STATE="")
     return done.returncode, done.stdout, done.stderr
 
 
-def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
+def test_moorage_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
     node, shipped = platform.node(), catalog.shipped()
     for start in (1, 2):
         with serving(
@@ -57,7 +57,7 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
             assert levels <= {"info"}
 
 
-def test_each_backend_gets_the_nodes_that_it_starts_on(tmp_path):
+def test_moorage_run_gets_a_node_on_which_its_backend_starts_workloads(tmp_path):
     with serving(tmp_path / "data", options=["--here"]) as server:
         server.register(*(cluster(f"a{number}", nodes=3) for number in range(3)))
         mixed = cluster("mixed", nodes=3)
@@ -85,7 +85,7 @@ CLOSED = {"id": NAME, "nodes": {"nodeData": [{**SMALL, "id": NAME, "unavailable"
 
 
 @pytest.mark.parametrize("squats", [[*HERS, RETIRED], [CLOSED]], ids=["retired", "closed"])
-def test_the_servers_own_machine_replaces_a_tenants_documents_of_it(tmp_path, squats):
+def test_the_servers_own_machine_replaces_a_tenants_node_for_this_machine(tmp_path, squats):
     tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
     known = {"environment": tokens | {"MOORAGE_BACKENDS": "local"}, "bearer": "of-ops"}
     ann = bearing("of-ann")

@@ -1,4 +1,4 @@
-"""The image of the Dockerfile, built and run by Podman as an operator would, without privileges."""
+"""Podman builds and runs the image of the Dockerfile as an operator would, without privileges."""
 
 import contextlib
 import importlib.util
@@ -31,12 +31,12 @@ SAFE: Final = (
     *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
     *("--security-opt=no-new-privileges", "--network=host"),
 )
-"""As in compose.yaml, except for the network: tests have no bridge."""
+"""Options of Podman with the restrictions of compose.yaml, except for its network."""
 TESTED_WITH: Final = (
     *("pytest", "_pytest", "pytest_asyncio", "pluggy", "iniconfig", "packaging", "py"),
     "typing_extensions",
 )
-"""Pure Python modules that the image lacks."""
+"""Pure Python modules for tests that the image lacks."""
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def exit_code(engine: Podman) -> int:
     return int(engine.run("inspect", "moored", "--format={{.State.ExitCode}}").strip())
 
 
-def test_without_privileges_the_image_serves_a_lease_and_an_agent(engine: Podman) -> None:
+def test_without_privileges_the_container_image_serves_a_lease_and_an_agent(engine: Podman) -> None:
     own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
     with serve_image(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
@@ -152,7 +152,7 @@ def test_the_health_check_uses_tls_if_the_server_does(engine: Podman, tmp_path: 
         assert "no answer at 127.0.0.1:1" in silent
 
 
-def test_without_tokens_the_image_names_the_missing_setting(engine: Podman) -> None:
+def test_without_tokens_the_container_image_names_the_missing_setting(engine: Podman) -> None:
     said = engine.run("run", "--rm", *SAFE, *engine.bounds, IMAGE, fails=True)
     assert "MOORAGE_TOKENS" in said
 

@@ -1,4 +1,4 @@
-"""All HTTP reads agree with `/openapi.json`; test_notes covers changes.
+"""All reads over HTTP agree with `/openapi.json`; `test_notes` checks changes.
 
 `served.Server` compares every exchange with the description.
 """
@@ -34,7 +34,7 @@ MADE = {
 }
 
 
-def test_every_read_is_as_described(server):
+def test_each_endpoint_that_reads_answers_as_described(server):
     server.publish(policy("return {}", "one:1-x"), policy("return {}", "one:2-x"))
     for path, body in MADE.items():
         server.http.post(path, json=body).raise_for_status()

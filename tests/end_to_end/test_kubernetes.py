@@ -58,7 +58,7 @@ def is_known(server: Server, name: str) -> bool:
 def ask(
     server: Server, gpus: int, *clusters: str, nodes: int = 1, **provision: Any
 ) -> dict[str, Any]:
-    """Request GPUs on some nodes of clusters, and start a pod there."""
+    """Request GPUs on some nodes of clusters, and start a pod on these GPUs."""
     reply = server.ask(
         resources={"gpus": gpus, "nodes": nodes},
         clusters=clusters or ["west"],
@@ -90,7 +90,7 @@ def test_a_gang_is_leased_and_started_whole(fresh_plane, tmp_path):
         assert plane.all("Pod") == []
 
 
-def test_a_workload_that_fails_in_one_cluster_moves_to_the_other(fresh_plane, tmp_path):
+def test_a_workload_that_fails_in_one_kubernetes_cluster_moves_to_the_other(fresh_plane, tmp_path):
     fresh_plane.create(node("n1", gpus=2))
     with serve_clusters(fresh_plane, tmp_path, "west", "east") as server:
         spec = {"image": IMAGE, "environment": {"SIM_FATE": "imagepull"}}
@@ -124,7 +124,7 @@ def test_the_command_line_runs_a_pod_reads_its_output_and_executes_commands(fres
 
 
 def test_kills_of_the_daemon_lose_and_duplicate_no_lease(fresh_plane, tmp_path):
-    """Kill -9 hits the daemon while pods start and end: each lease has one pod, on its devices."""
+    """The daemon is killed while pods start and end; each lease has one pod, on its devices."""
     plane, draws = fresh_plane, random.Random(14)
     for number in range(4):
         plane.create(*dra_node(f"n{number}"))

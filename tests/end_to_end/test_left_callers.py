@@ -1,4 +1,4 @@
-"""HTTP callers that leave before they have their answer."""
+"""Tests of HTTP callers that leave before they have their answer."""
 
 import json
 from http.client import HTTPConnection

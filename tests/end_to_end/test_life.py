@@ -1,4 +1,4 @@
-"""Clean and failing starts and stops of a daemon."""
+"""Tests of clean and failing starts and stops of a daemon."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def running(data: Path) -> Iterator[Running]:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-def test_a_second_daemon_on_one_folder_names_the_first(data, running):
+def test_the_error_of_a_second_daemon_on_a_folder_names_the_first(data, running):
     with pytest.raises(CommandError, match=rf"process {running.pid}"), daemon(data):
         pass
 

@@ -1,4 +1,4 @@
-"""A broken log does not keep the daemon from starting, serving and stopping."""
+"""The daemon starts, serves and stops although it cannot write its log."""
 
 import contextlib
 import fcntl
@@ -79,14 +79,14 @@ def pipe_without_reader() -> int:
 
 
 def work(server: Server, *names: str) -> None:
-    """Cause log lines, by requests and by events of the core."""
+    """Cause lines in the log, by requests and by events of the core."""
     server.register(*(cluster(name) for name in names))
     assert all(reply["success"] for reply in server.say(QUOTA, CORDON))
     assert server.http.get("/healthz").status_code == 200
 
 
 @pytest.mark.parametrize("log", [full, pipe_without_reader])
-def test_a_broken_log_does_not_disturb_the_daemon(tmp_path, log):
+def test_a_log_that_cannot_be_written_does_not_disturb_the_daemon(tmp_path, log):
     descriptor = log()
     with serving(tmp_path, descriptor) as (server, process):
         os.close(descriptor)
@@ -99,7 +99,9 @@ def test_a_broken_log_does_not_disturb_the_daemon(tmp_path, log):
 @pytest.mark.parametrize(
     ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (pipe_without_reader, "--port=x", 2)]
 )
-def test_with_a_broken_log_a_failed_start_has_its_exit_code(tmp_path, log, flag, code):
+def test_a_failed_start_has_its_exit_code_although_the_log_cannot_be_written(
+    tmp_path, log, flag, code
+):
     descriptor = log()
     done = subprocess.run(
         [*serve_command(tmp_path), flag], stderr=descriptor, timeout=60, check=False
@@ -108,7 +110,7 @@ def test_with_a_broken_log_a_failed_start_has_its_exit_code(tmp_path, log, flag,
     assert done.returncode == code
 
 
-def test_the_ready_line_does_not_block_the_daemon(tmp_path):
+def test_a_ready_line_that_is_not_read_does_not_block_the_daemon(tmp_path):
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     os.write(writer, b"." * PAGE)

@@ -37,7 +37,7 @@ NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:
     "tenant": "ann",
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
-"""Operations that change nothing."""
+"""Operations that the server refuses, and that change nothing."""
 LOGINS = {"POST /console/session", "DELETE /console/session"}
 """Operations that only log callers in or out; separate tests cover them."""
 ACTIVATE = "POST /policy-alias/{alias}/activate"
@@ -47,7 +47,7 @@ NEEDED = {
     "DELETE /policy-alias/{alias}/canary": [ACTIVATE, CANARY],
     "DELETE /policy-alias/{alias}/shadow": [ACTIVATE, SHADOW],
 }
-"""Operations that must come first."""
+"""By operation: the operations that must run before it."""
 LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
 
 
@@ -97,7 +97,7 @@ def order(operation):
     return rank, last, "rollback" in operation, "alias" in operation, operation
 
 
-def test_every_change_has_its_log_line(noting):
+def test_each_change_has_its_log_line(noting):
     paths = noting.http.get("/openapi.json").json()["paths"]
     operations = {
         f"{method.upper()} {path}"
@@ -135,7 +135,7 @@ def test_refusals_and_reads_have_no_log_line(noting):
     assert changes(noting) == []
 
 
-def test_a_forwarded_address_has_its_own_field(noting):
+def test_the_address_that_a_proxy_forwards_has_its_own_field_in_the_log(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
     noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
     until(lambda: changes(noting))
@@ -159,7 +159,7 @@ def test_logins_and_logouts_have_log_lines(noting):
     assert "sesame" not in noting.log()
 
 
-def test_management_over_the_socket_has_its_log_line_too(noting):
+def test_a_call_of_management_over_the_socket_has_a_log_line(noting):
     noting.publish(managed_policy("own:1-x"))
     message = {"op": "manage", "policy_rule_uri": "own:1-x", "action": "look", "data": {}}
     assert noting.say(message)[0]["success"]

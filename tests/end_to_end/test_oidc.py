@@ -1,4 +1,4 @@
-"""Callers of an OpenID Connect issuer, at a real server and a real issuer."""
+"""Tests of callers with tokens of an OpenID Connect issuer, at a real server and issuer."""
 
 import base64
 import contextlib
@@ -52,7 +52,9 @@ def close_code(socket) -> int:
     return closed.value.rcvd.code
 
 
-def test_claims_set_tenant_and_role_at_both_ports(issuer: Provider, serve_issuer: Server) -> None:
+def test_claims_of_a_token_set_tenant_and_role_at_both_ports(
+    issuer: Provider, serve_issuer: Server
+) -> None:
     client, viewer = (bearing(issuer.token(each)) for each in ("client", "viewer"))
     with serve_issuer.socket(client) as socket:
         message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
@@ -96,7 +98,7 @@ def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Provider, Server]]:
-    """An issuer whose clock is late, and whose tokens and codes last for seconds; its server."""
+    """An issuer with a late clock and tokens and codes that last for seconds, and a server."""
     seconds = {"SECONDS_LATE": "60", "TTL": "3", "DEVICE_CODE_TTL": "5"}
     with (
         provider(tmp_path_factory.mktemp("hasty"), **seconds) as issuer,
@@ -105,7 +107,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Provider, 
         yield issuer, server
 
 
-def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(
+def test_a_session_ends_with_its_token_although_the_issuers_clock_is_late(
     hasty: tuple[Provider, Server],
 ) -> None:
     # Its tokens ended before they came, within the minute by which clocks may differ.
@@ -187,7 +189,7 @@ def test_a_hanging_issuer_delays_no_token_with_a_known_key(
     assert serve_issuer.http.get("/policy", headers=unknown).status_code == 401
 
 
-def test_while_the_issuer_is_away_callers_may_retry() -> None:
+def test_while_the_issuer_is_away_the_server_tells_callers_to_retry() -> None:
     away = "http://127.0.0.1:1"
     environment = {**settings(away), "MOORAGE_TOKENS": "ann:s3cret-s3cret"}
     with serving(environment=environment, bearer=jwt_of(away)) as server:
@@ -218,7 +220,7 @@ def logging_in(server: Server, state: Path) -> Iterator[tuple[subprocess.Popen[s
         yield login, url
 
 
-def test_login_by_device_code_serves_commands_until_logout(
+def test_commands_use_a_login_by_device_code_until_logout(
     issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
     def moorage(*words: str) -> subprocess.CompletedProcess[str]:
@@ -250,7 +252,7 @@ def test_login_by_device_code_serves_commands_until_logout(
     assert "moorage login" in moorage("leases").stderr
 
 
-def test_a_login_waits_for_a_silent_issuer_that_a_new_login_names(
+def test_moorage_login_waits_for_a_silent_issuer_and_a_new_login_names_the_issuer(
     issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
     with logging_in(serve_issuer, tmp_path) as (login, url):
@@ -271,7 +273,7 @@ def test_a_login_waits_for_a_silent_issuer_that_a_new_login_names(
     assert "--http-url" not in done.stderr
 
 
-def test_an_unconfirmed_or_a_refused_code_signs_no_one_in(
+def test_a_device_code_that_is_not_confirmed_or_is_refused_gives_no_login(
     hasty: tuple[Provider, Server], tmp_path: Path
 ) -> None:
     issuer, server = hasty
@@ -284,7 +286,7 @@ def test_an_unconfirmed_or_a_refused_code_signs_no_one_in(
         assert (login.returncode, "code" in out) == (5, True), out
 
 
-def test_a_person_without_a_role_is_not_signed_in(
+def test_a_person_without_a_role_gets_no_login(
     issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
     with logging_in(serve_issuer, tmp_path) as (login, url):

@@ -1,4 +1,4 @@
-"""One machine, registered under several names: its GPU goes to one workload at a time."""
+"""A machine is registered under several names, and its GPU goes to one workload at a time."""
 
 import platform
 
@@ -28,7 +28,7 @@ def start(server: Server, name: str, node: str) -> dict:
     return reply["lease"]
 
 
-def test_a_gpu_with_three_names_gets_one_workload_at_a_time():
+def test_a_gpu_of_a_machine_with_three_node_names_gets_one_workload_at_a_time():
     with serving() as server:
         server.publish(policy(PICKS, "picks:1-x"))
         places = [("a", platform.node()), ("b", platform.node()), ("c", "localhost")]

@@ -1,4 +1,4 @@
-"""One happy path of each operation, from the socket to the ledger; `tests/core` has the rest."""
+"""Tests of a success of each operation, from socket to ledger; `tests/core` has the rest."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_a_drain_empties_a_node_while_other_nodes_serve(server: Server) -> None:
             server.release(lease)
 
 
-def test_only_their_tenant_gets_reserved_nodes(server: Server) -> None:
+def test_only_the_tenant_of_a_reservation_gets_the_reserved_nodes(server: Server) -> None:
     now, url = time.time(), server.running.ws
     two, seven = ({"resources": {"gpus": gpus, "models": ["B200"]}} for gpus in (2, 7))
     reserve = {"op": "reserve", **two, "starts_at": now, "ends_at": now + 3600, "tenant": "bob"}
@@ -102,7 +102,7 @@ def test_only_their_tenant_gets_reserved_nodes(server: Server) -> None:
         ops.call({"op": "unreserve", "reservation": held["reservation"]})
 
 
-def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
+def test_leases_of_other_tenants_end_before_a_reservation_starts(server: Server) -> None:
     def hold(ann: BlockingClient, ops: BlockingClient) -> None:
         eight = {"resources": {"gpus": 8, "models": ["B200"]}}
         with ann.lease(FIRST_FIT, **eight, ttl_seconds=1.5) as held:
@@ -175,7 +175,7 @@ TWO = {"gpus": 2, "models": ["T4"]}
 
 
 def news_of(watching, lease: dict, last: str) -> list[dict]:
-    """Collect the news about a lease until an event."""
+    """Return the news about a lease up to a given event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
         said = read_message(watching)
@@ -184,7 +184,7 @@ def news_of(watching, lease: dict, last: str) -> list[dict]:
     return news
 
 
-def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
+def test_a_preempted_lease_gets_notice_and_stops_and_starts_again(server: Server) -> None:
     spec = {"command": ["sh", "-c", 'echo "$$ runs"; exec sleep 1000']}
     victim = server.ask(
         resources=TWO,
@@ -216,7 +216,9 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
     server.in_state(victim, "ended")
 
 
-def test_a_failed_workload_starts_again_and_watchers_see_it(server: Server, tmp_path: Path) -> None:
+def test_a_failed_workload_starts_again_and_watchers_get_news_of_the_failure(
+    server: Server, tmp_path: Path
+) -> None:
     """The command fails the first time; a file records the attempts."""
     once = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
     spec = {"command": ["sh", "-c", once, str(tmp_path / "once")]}
@@ -249,7 +251,9 @@ def test_a_failed_workload_starts_again_and_watchers_see_it(server: Server, tmp_
     assert server.in_state(lease, "ended")["workload"]["phase"] == "stopped"
 
 
-def test_run_names_the_preempting_tenant(server: Server, tmp_path: Path) -> None:
+def test_moorage_run_names_the_tenant_whose_request_preempted_the_lease(
+    server: Server, tmp_path: Path
+) -> None:
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_TOKEN": "o1"}
     variables = {**os.environ, **urls, "MOORAGE_STATE": str(tmp_path / "leases.json")}
     words = ["run", "--policy", FIRST_FIT, "-g", "2", "--model", "T4", "--preemptible"]

@@ -1,4 +1,4 @@
-"""A server with all its data in a real PostgreSQL: it does not need its folder."""
+"""A server with all its data in a real PostgreSQL does not need its data folder."""
 
 import json
 import shutil
@@ -15,7 +15,9 @@ pytestmark = pytest.mark.heavy
 HOUR = {"ttl_seconds": 3_600}
 
 
-def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Path) -> None:
+def test_with_postgresql_leases_outlast_a_kill_and_the_loss_of_the_data_folder(
+    postgres, tmp_path: Path
+) -> None:
     data, environment = tmp_path / "data", {"MOORAGE_STORAGE": postgres.database()}
     with serve_and_kill(data, environment=environment) as server:
         server.fill(cluster("east", nodes=2, gpus=8))
@@ -32,7 +34,7 @@ def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Pa
         assert new["fencing"] > max(each["fencing"] for each in held)
 
 
-def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
+def test_with_postgresql_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database(), "MOORAGE_INSECURE_PLAINTEXT": "true"}
     outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # The test checks that this address is refused.
     refused = ran(*serve_command(tmp_path / "data"), **outside)
@@ -47,7 +49,7 @@ def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
         until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
-def test_commands_for_files_refuse_a_database(postgres) -> None:
+def test_commands_for_data_folders_refuse_a_database(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     verified = invoke("ledger", "verify", **environment)
     assert (verified.returncode, "keeps its ledger in PostgreSQL" in verified.stderr) == (1, True)

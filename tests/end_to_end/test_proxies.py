@@ -1,4 +1,4 @@
-"""The files of deploy/proxies, in a real nginx, Caddy and HAProxy before a real daemon."""
+"""The files of deploy/proxies work in a real nginx, Caddy and HAProxy before a real daemon."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ UPGRADE: Final = {
     "Sec-WebSocket-Key": "bW9vcmFnZS1tb29yYWdlIQ==",
     "Sec-WebSocket-Version": "13",
 }
-"""Headers that open a WebSocket, for HTTP clients: a refused WebSocket client may hang in TLS."""
+"""Headers with which an HTTP client opens a WebSocket, as WebSocket clients may hang in TLS."""
 NGINX: Final = """
 daemon off;
 pid nginx.pid;
@@ -59,7 +59,7 @@ PROXIES: Final = {
     "caddy": ("Caddyfile", "caddy run --config site.conf --adapter caddyfile"),
     "haproxy": ("haproxy.cfg", "haproxy -db -f site.conf"),
 }
-"""Program → its file, and its command for a folder."""
+"""By program: its file, and its command for a folder."""
 
 Edit = Callable[[str], str]
 
@@ -146,7 +146,7 @@ def find_program(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(proxy: str, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A proxy with its unchanged file."""
+    """A running proxy with its unchanged file of deploy/proxies."""
     with serve(proxy, server, tmp_path_factory.mktemp(proxy) / "proxy") as site:
         yield site
 
@@ -222,7 +222,9 @@ def test_a_proxy_serves_both_ports_under_one_name(proxy: str, site: Site, server
     assert json.loads(changes[-1])["forwarded_for"] == "127.0.0.1"
 
 
-async def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> None:
+async def test_through_a_proxy_a_page_reaches_the_websocket_under_the_name_of_the_page(
+    site: Site,
+) -> None:
     async with site.connect(origin=site.http) as connection:
         assert await is_answered(connection)
     assert site.status("/ws", **UPGRADE, Origin="https://elsewhere.example") == 403
@@ -239,7 +241,7 @@ def test_an_agent_joins_under_the_common_name_of_both_ports(
         assert ready["cluster_id"] == f"boxes-{proxy}"
 
 
-def test_an_upload_of_the_largest_size_passes(site: Site) -> None:
+def test_an_upload_of_the_largest_size_passes_each_proxy(site: Site) -> None:
     answer = httpx.post(
         f"{site.http}/policy",
         content=b" " * (24 * 1024 * 1024),
@@ -251,7 +253,7 @@ def test_an_upload_of_the_largest_size_passes(site: Site) -> None:
     assert answer.status_code in {400, 413, 422}
 
 
-async def test_clients_need_a_certificate_if_the_file_demands_it(
+async def test_clients_need_a_certificate_if_the_configuration_of_the_proxy_demands_it(
     proxy: str, server: Server, tmp_path: Path
 ) -> None:
     with serve(proxy, server, tmp_path / "proxy", demand_certificates) as site:
@@ -266,7 +268,7 @@ async def test_clients_need_a_certificate_if_the_file_demands_it(
                     site.status(path, **headers)
 
 
-def test_haproxy_with_both_lines_refuses_clients_without_a_certificate(
+def test_haproxy_with_both_lines_for_certificates_refuses_clients_without_a_certificate(
     server: Server, tmp_path: Path
 ) -> None:
     """Linux spreads connections over both lines; the test tries until it meets the other one."""
@@ -278,7 +280,7 @@ def test_haproxy_with_both_lines_refuses_clients_without_a_certificate(
     assert seen == {403}
 
 
-async def test_pings_keep_sockets_open_beyond_the_timeouts_of_the_files(
+async def test_pings_keep_sockets_open_beyond_the_timeouts_of_the_proxies(
     server: Server, tmp_path: Path
 ) -> None:
     """All sockets wait at the same time; Caddy cuts none of them."""
@@ -303,7 +305,7 @@ async def test_pings_keep_sockets_open_beyond_the_timeouts_of_the_files(
                 await connection.recv()
 
 
-def test_timeouts_of_the_files_are_longer_than_two_pings() -> None:
+def test_timeouts_of_the_proxies_are_longer_than_two_pauses_between_pings() -> None:
     for file, _ in PROXIES.values():
         text = (FOLDER / file).read_text()
         found = re.findall(

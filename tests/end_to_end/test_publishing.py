@@ -1,4 +1,4 @@
-"""Publishing on a real daemon: aliases change under load, outlast kills, split and fall back."""
+"""Tests of aliases on a real daemon: changes under load, kills, canaries and fallbacks."""
 
 import json
 import threading
@@ -45,7 +45,7 @@ def swap(server):
     server.http.delete("/policy-alias/swap:stable")
 
 
-def test_an_alias_and_a_bare_name_are_answered_by_the_active_version(swap):
+def test_requests_to_an_alias_or_its_bare_name_get_the_active_version(swap):
     for name in ("swap", "swap:stable"):
         reply = swap.ask(name)
         assert (reply["data"]["says"], reply["policy_rule_uri"]) == (ONE, ONE)
@@ -100,7 +100,7 @@ def test_a_refused_activation_gives_its_reason(swap, alias, uri, code, says):
     assert swap.http.post("/policy-alias/none/rollback").status_code == 404
 
 
-def test_a_version_in_use_by_an_alias_is_deleted_only_by_force(swap):
+def test_a_version_to_which_an_alias_may_point_is_deleted_only_by_force(swap):
     assert swap.ask("swap")["success"]
     path = f"/policy/{ONE}"
     refused = swap.http.delete(path)
@@ -126,7 +126,7 @@ def test_a_version_in_use_by_an_alias_is_deleted_only_by_force(swap):
     run(swap, "policy", "delete", TWO, "--force")
 
 
-def test_simultaneous_activation_and_deletion_of_a_version_end_in_one_of_both(swap):
+def test_of_simultaneous_activation_and_deletion_of_a_version_one_succeeds(swap):
     """The first call wins; no alias is left with a deleted version."""
     third = "swap:3-short"
     body = {"json": {"policy_rule_uri": third}}
@@ -146,7 +146,7 @@ def test_simultaneous_activation_and_deletion_of_a_version_end_in_one_of_both(sw
         swap.http.delete(f"/policy/{third}")
 
 
-def test_activations_disturb_no_request_on_four_sockets(swap):
+def test_activations_of_versions_disturb_no_requests_on_four_sockets(swap):
     stop = threading.Event()
     answers: Counter[str] = Counter()
     wrong: list[dict] = []
@@ -311,7 +311,7 @@ def test_blocks_and_searches_accept_aliases(swap):
     assert [each["id"] for each in found["data"]] == ["west", "east"]
 
 
-def test_a_deadline_is_set_in_the_document_or_in_the_request(server):
+def test_the_deadline_of_a_policy_is_set_in_its_document_or_in_the_request(server):
     sleeps = "import time\ntime.sleep(input_data['inputs']['for'])\nreturn {'n': 1}"
     server.publish(policy(sleeps, "sleeps:1-x", deadline_seconds=0.5, code_file="sleeps.py"))
     no = server.ask("sleeps:1-x", inputs={"for": 20})["error"]

@@ -1,4 +1,4 @@
-"""`moorage policy push`: the accepted forms of a policy, and the error messages."""
+"""Tests of `moorage policy push`: the accepted forms of a policy, and the errors."""
 
 import json
 import tarfile
@@ -25,7 +25,7 @@ def push(server, tmp_path):
 
 
 def forms(folder: Path) -> None:
-    """Write one policy in several forms, with an example in those that can hold one."""
+    """Write a policy in several forms, with an example in each form that can hold an example."""
     files = {"function.py": POLICY, "examples.json": json.dumps(EXAMPLES)}
     (folder / "rule.py").write_text(POLICY)
     (folder / "examples.json").write_text(json.dumps(EXAMPLES))
@@ -48,7 +48,7 @@ def forms(folder: Path) -> None:
         ("rule.tar.xz", ["--uri=pushed:7-xz"]),
     ],
 )
-def test_a_policy_is_registered_in_each_form(push, server, tmp_path, form, more):
+def test_push_registers_a_policy_in_each_form(push, server, tmp_path, form, more):
     """`tests/clients/test_services.py` and `tests/catalog/documents` test other archives."""
     forms(tmp_path)
     done = push(form, *more)
@@ -63,7 +63,7 @@ def test_a_policy_is_registered_in_each_form(push, server, tmp_path, form, more)
     ), "the policy was registered: it proposes a cluster that does not exist here"
 
 
-def test_options_override_the_document(push, server, tmp_path):
+def test_options_of_push_override_the_document_of_the_policy(push, server, tmp_path):
     forms(tmp_path)
     done = push(
         "rule.json", "--tag=other", "--description=mine", "--examples=examples.json",
@@ -78,7 +78,7 @@ def test_options_override_the_document(push, server, tmp_path):
     assert "local" in changes
 
 
-def test_a_failing_example_is_shown(push, tmp_path):
+def test_push_shows_a_failing_example(push, tmp_path):
     (tmp_path / "rule.py").write_text(POLICY)
     (tmp_path / "examples.json").write_text(json.dumps(FAILING))
     done = push("rule.py", "--uri=bad:1-x", "--examples=examples.json")
@@ -95,7 +95,7 @@ def test_a_failing_example_is_shown(push, tmp_path):
         ("gone.json", None, "cannot read"),
     ],
 )
-def test_an_invalid_document_is_refused_by_the_command(push, tmp_path, name, text, said):
+def test_push_refuses_an_invalid_document(push, tmp_path, name, text, said):
     if text is not None:
         (tmp_path / name).write_text(text)
     done = push(name, "--uri=bad:1-x")

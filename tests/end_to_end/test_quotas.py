@@ -1,4 +1,4 @@
-"""Operators, and only they, set quotas over HTTP."""
+"""Only operators set quotas over HTTP."""
 
 import pytest
 from served import FIRST_FIT, bearing, cluster, serving
@@ -8,7 +8,7 @@ from moorage_client import BlockingClient, RequestRefused
 pytestmark = pytest.mark.heavy  # A daemon.
 
 
-def test_operators_change_quotas_over_http_while_it_runs() -> None:
+def test_operators_change_quotas_over_http_while_the_server_runs() -> None:
     tokens = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
     with (
         serving(environment=tokens, bearer="o1") as server,

@@ -1,4 +1,4 @@
-"""Rate limits of one tenant at a real server: surplus requests are refused, others served."""
+"""A server refuses requests beyond a tenant's rate, and serves other tenants."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def rates_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_a_flood_is_refused_and_another_tenant_is_served(rates_server: Server) -> None:
+def test_a_flood_of_requests_is_refused_and_another_tenant_is_served(rates_server: Server) -> None:
     with rates_server.socket(bearer="a1") as ann, rates_server.socket(bearer="b1") as bob:
         lease = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600})
         held = tell(ann, lease)["lease"]
@@ -49,7 +49,7 @@ def test_a_flood_is_refused_and_another_tenant_is_served(rates_server: Server) -
         assert next(each for each in replies if each["id"] == "renew")["success"]
 
 
-def test_a_surplus_upload_is_answered_429(rates_server: Server) -> None:
+def test_an_upload_beyond_the_rate_is_answered_429(rates_server: Server) -> None:
     document = catalog.document("best_fit")
     first, second = (
         rates_server.http.post("/policy", json=document, headers=bearing("b1")) for _ in range(2)
@@ -60,7 +60,7 @@ def test_a_surplus_upload_is_answered_429(rates_server: Server) -> None:
     assert "tenant_uploads_per_minute" in second.json()["error"]["reason"]
 
 
-def test_a_surplus_watcher_is_refused(rates_server: Server) -> None:
+def test_a_watcher_beyond_the_limit_is_refused(rates_server: Server) -> None:
     watch = {"op": "watch", "topics": ["leases"]}
     with rates_server.socket(bearer="b1") as one, rates_server.socket(bearer="b1") as two:
         for socket in (one, two, one):  # A repeated watch does not count again.
@@ -98,7 +98,9 @@ return {"burnt": 0.4}
     assert rates_server.say(message, bearer="b1")[0]["success"], "another tenant has its own limit"
 
 
-def test_surplus_requests_have_one_entry_a_minute_and_a_metric(rates_server: Server) -> None:
+def test_refused_requests_beyond_a_rate_have_one_audit_entry_a_minute_and_a_metric(
+    rates_server: Server,
+) -> None:
     data = rates_server.data
     assert data is not None
     message = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}

@@ -109,7 +109,7 @@ def test_run_prints_the_output_of_a_command_on_ray(ray_world, ray_server, tmp_pa
     assert reply["error"]["field"] == "provision.spec"
 
 
-def test_the_document_of_a_ray_cluster_returns_after_its_deletion(ray_server):
+def test_after_its_deletion_the_document_of_a_ray_cluster_is_registered_again(ray_server):
     assert ray_server.http.delete("/clusters/ray").status_code == 200
     until(lambda: gpus(ray_server) == 8, 120)
 
@@ -194,7 +194,9 @@ class Workers:
         return found
 
 
-def test_kill_9_of_the_daemon_duplicates_and_orphans_no_workload(ray_world, tmp_path):
+def test_after_kill_9_of_the_daemon_no_workload_on_ray_is_duplicated_or_orphaned(
+    ray_world, tmp_path
+):
     clear(ray_world)
     chance = random.Random(7)
     folder = tmp_path / "started"

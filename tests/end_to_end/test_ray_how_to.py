@@ -1,4 +1,4 @@
-"""docs/how-to/ray.md: its commands and programs run, in order, on a real Ray."""
+"""The commands and programs of docs/how-to/ray.md run, in order, on a real Ray."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ray.md"
 
 
-def test_the_page_works_as_described(ray_world: RayWorld, tmp_path: Path) -> None:
+def test_the_page_about_ray_works_as_described(ray_world: RayWorld, tmp_path: Path) -> None:
     settings = {"MOORAGE_BACKENDS": "ray,memory", "MOORAGE_RAY_ADDRESS": ray_world.address}
     with daemon(tmp_path / "data", environment=settings) as running:
         with httpx.Client(base_url=running.http) as http:

@@ -1,4 +1,4 @@
-"""Contexts of policies: isolation, injected clients, and precedence."""
+"""Tests of contexts of policies: isolation, injected clients, and precedence."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def data_of(reply: dict):
     return reply["data"]
 
 
-def test_contexts_outlive_restarts_and_go_with_their_policy(tmp_path):
+def test_contexts_of_policies_outlive_restarts_and_are_deleted_with_their_policy(tmp_path):
     """A context version from before a kill is valid only while the context has not changed."""
     with serving(tmp_path) as server:
         server.register(cluster("east"))
@@ -97,7 +97,7 @@ def swap(server: Server, version: int) -> dict:
     return server.say(message)[0]
 
 
-def test_swaps_lose_no_change_and_management_shares_the_context(server):
+def test_swaps_of_a_context_lose_no_change_and_management_shares_the_context(server):
     """Evaluations are slow, so several cells evaluate at the same time and conflict."""
     server.publish(SWAPS_RULE)
     manage(server, "set", {"n": 0})

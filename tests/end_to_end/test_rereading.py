@@ -1,4 +1,4 @@
-"""Tokens that change while the daemon runs: with SIGHUP, and without it."""
+"""Tests of tokens that change while the daemon runs, with and without SIGHUP."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def lines(server, event):
 
 
 @pytest.mark.parametrize("sends_sighup", [True, False])
-def test_sessions_of_a_removed_token_end_and_no_others(first, sends_sighup):
+def test_only_the_sessions_of_a_removed_token_end(first, sends_sighup):
     file, server = first
     before = len(lines(server, "tokens_changed"))
     with (
@@ -87,7 +87,7 @@ BROKEN = [
 ]
 
 
-def test_a_broken_file_changes_no_token_and_the_log_names_its_fault(first):
+def test_a_broken_settings_file_changes_no_token_and_the_log_names_the_fault(first):
     file, server = first
     with server.socket(bearer="old") as old:
         for text, setting, reason in BROKEN:
@@ -119,7 +119,7 @@ def test_the_log_names_changed_settings_that_need_a_restart(first):
     assert line["changed"] == ["candidates_max", "ray_cluster"]
 
 
-def test_a_closed_terminal_ends_the_daemon(tmp_path):
+def test_the_end_of_its_terminal_ends_the_daemon(tmp_path):
     """Without its terminal no Ctrl-C can reach the daemon, so SIGHUP ends it."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""`resume`: a session that lost its connection continues over a new one without losses."""
+"""With `resume`, a session that lost its connection continues over a new one without losses."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ def waiting(server: Server) -> list[str]:
     return [each["request"] for each in server.waiting()]
 
 
-def test_a_waiter_keeps_its_place_and_its_answer_comes_once(server, proxy):
+def test_a_waiter_of_a_lost_session_keeps_its_place_and_gets_its_answer_once(server, proxy):
     held = hold_all(server)
     with Talk(server.running.ws) as other, Talk(proxy.url) as lost:
         lost.send(**wait_for_all("first"))
@@ -115,7 +115,7 @@ def requests(server: Server) -> int:
     return server.metric("moorage_asks_total")
 
 
-def test_repeated_waiters_delay_no_renewal_of_their_session(server):
+def test_repeated_waiting_requests_delay_no_renewal_in_their_session(server):
     held = hold_all(server)
     with Talk(server.running.ws) as first, Talk(server.running.ws) as second:
         keys = [PATIENT | {"idempotency_key": f"again-{n}"} for n in range(INFLIGHT_MAX)]
@@ -129,7 +129,7 @@ def test_repeated_waiters_delay_no_renewal_of_their_session(server):
         server.say(*({"op": "cancel", "request": f"again-{n}"} for n in range(INFLIGHT_MAX)))
 
 
-def test_requests_repeated_before_the_first_waits_delay_no_renewal(server):
+def test_requests_that_are_repeated_before_the_first_one_waits_delay_no_renewal(server):
     slow = policy("import time; time.sleep(1); return {}", "declines:1-x")
     server.publish({**slow, "deadline_seconds": 30})
     held = server.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 120})["lease"]
@@ -168,7 +168,7 @@ def test_a_repeated_request_is_known_by_the_id_of_its_message(server, proxy):
             assert first.heard() == replies["again"]
 
 
-def test_watched_topics_continue_with_the_missed_news(server, proxy):
+def test_after_a_resume_watched_topics_continue_with_the_missed_news(server, proxy):
     with Talk(proxy.url) as lost:
         lost.say(op="watch", topics=["leases", "map"], id=1)
         proxy.cut()

@@ -1,4 +1,4 @@
-"""Changes to shared objects and to leases of others need an operator, over both ports."""
+"""Only operators may change shared objects and leases of others, over both ports."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def rights_server() -> Iterator[Server]:
 
 @pytest.fixture
 def lease(rights_server: Server) -> Iterator[dict]:
-    """A lease of ann on cluster `east`."""
+    """A lease of ann on the cluster `east`."""
     lease = lease_on(rights_server, "east")
     yield lease
     say(rights_server, OPS, {"op": "uncordon", "cluster": "east"})
@@ -54,7 +54,9 @@ def is_refused(error: dict, text: str) -> bool:
 
 
 @pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
-def test_a_dry_run_counts_leases_of_others(rights_server: Server, lease: dict, op: str) -> None:
+def test_a_dry_run_counts_the_leases_of_other_tenants(
+    rights_server: Server, lease: dict, op: str
+) -> None:
     message = {"op": op, "cluster": "east", "dry_run": True}
     own = say(rights_server, ANN, message)["data"]
     assert (own["leases"], own["others"]) == ([lease["id"]], {"leases": 0, "tenants": 0})
@@ -67,7 +69,7 @@ def test_a_dry_run_counts_leases_of_others(rights_server: Server, lease: dict, o
     assert "others" not in everything
 
 
-def test_a_what_if_counts_leases_of_others(rights_server: Server, lease: dict) -> None:
+def test_a_what_if_counts_the_leases_of_other_tenants(rights_server: Server, lease: dict) -> None:
     message = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
     reply = say(rights_server, BOB, message)
     seen = reply["data"]
@@ -86,7 +88,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "body"), CHANGES)
-def test_only_an_operator_changes_a_cluster_with_leases_of_others(
+def test_only_an_operator_changes_a_cluster_with_leases_of_other_tenants(
     rights_server: Server, lease: dict, method: str, body: object
 ) -> None:
     before = send(rights_server, BOB, "GET", "/clusters/east").json()
@@ -142,7 +144,9 @@ def test_a_reservation_of_another_tenant_counts_as_a_lease(rights_server: Server
     assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 200
 
 
-def test_a_refused_command_names_the_setting(rights_server: Server, lease: dict) -> None:
+def test_the_refusal_of_an_operators_command_names_the_setting(
+    rights_server: Server, lease: dict
+) -> None:
     for word in ("drain", "delete"):
         done = rights_server.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0
@@ -151,7 +155,7 @@ def test_a_refused_command_names_the_setting(rights_server: Server, lease: dict)
     assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
 
 
-def test_documents_of_a_tenant_are_changed_only_by_it(rights_server: Server) -> None:
+def test_only_the_owner_of_a_document_may_change_the_document(rights_server: Server) -> None:
     made = [
         ("/blocks", {"id": "anns"}),
         ("/block", {"blockId": "anns"}),

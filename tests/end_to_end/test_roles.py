@@ -1,4 +1,4 @@
-"""Roles, at a real server: each kind of message and endpoint against the table of rights."""
+"""At a server, each kind of message and endpoint agrees with the table of rights."""
 
 import contextlib
 import json
@@ -163,7 +163,7 @@ def bob(serve_roles: Server, folder: Path) -> dict[str, str]:
     return bearing(make(folder, "bob", "author", "bob"))
 
 
-def test_policies_and_aliases_of_others_are_read_only(
+def test_a_tenant_can_only_read_policies_and_aliases_of_other_tenants(
     serve_roles: Server, tokens: dict[Role, str], bob: dict[str, str]
 ) -> None:
     ann = bearing(tokens[Role.AUTHOR])
@@ -250,7 +250,7 @@ def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -
     assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
 
 
-def test_a_client_continues_with_the_new_token_of_its_file(
+def test_a_client_continues_with_the_new_token_in_its_token_file(
     serve_roles: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def revoke(name: str, held: str) -> None:
@@ -326,7 +326,7 @@ def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) ->
         (("revoke", "nothing"), "no token is named “nothing”"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_expected_ones(
+def test_the_refusal_of_wrong_arguments_of_moored_token_names_the_expected_arguments(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     refused = token(tmp_path, *words)
@@ -334,7 +334,7 @@ def test_wrong_arguments_are_refused_with_the_expected_ones(
     assert sentence in refused.stderr
 
 
-def test_the_list_shows_states_and_no_token(tmp_path: Path) -> None:
+def test_moored_token_list_shows_states_and_no_token(tmp_path: Path) -> None:
     assert "No tokens" in token(tmp_path, "list").stdout
     made = make(tmp_path, "ci", "client", "ann", "--expires", "30d")
     make(tmp_path, "old", "viewer")

@@ -1,4 +1,4 @@
-"""`moorage run`, `exec` and `logs` as a user types them, against a real daemon."""
+"""Tests of `moorage run`, `exec` and `logs` at a real daemon, as a user types them."""
 
 import base64
 import contextlib
@@ -44,7 +44,7 @@ def environment(server, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def moorage(server, environment):
-    """Run a command of the client within this process."""
+    """Run a command of `moorage` in the test process."""
     return partial(server.moorage, MOORAGE_STATE=environment["MOORAGE_STATE"])
 
 
@@ -67,7 +67,7 @@ def test_run_prints_the_output_and_returns_the_exit_code_of_the_command(server, 
     until(lambda: not server.held())
 
 
-def test_options_end_where_the_command_begins(tmp_path, moorage):
+def test_options_of_moorage_run_end_where_the_command_begins(tmp_path, moorage):
     (tmp_path / "seen").touch()
     done = moorage("run", "ls", "-a", "--color=never", folder=tmp_path)
     assert done.stdout.split() == [".", "..", "seen"], done.stderr
@@ -80,17 +80,17 @@ def test_options_end_where_the_command_begins(tmp_path, moorage):
         (("--gpus", "9"), 3, "too few GPUs"),
     ],
 )
-def test_an_impossible_run_is_refused(moorage, words, code, reason):
+def test_an_impossible_call_of_moorage_run_is_refused(moorage, words, code, reason):
     done = moorage("run", *words, "--", "true")
     assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.parametrize(("script", "code"), [("kill -9 $$", 137), ("kill -15 $$", 143)])
-def test_a_signal_has_the_exit_code_of_a_shell(script, code, moorage):
+def test_a_command_that_a_signal_ends_has_the_exit_code_of_a_shell(script, code, moorage):
     assert moorage("run", "--", "sh", "-c", script).returncode == code
 
 
-def test_a_command_that_cannot_start_exits_as_in_a_shell(server, moorage, tmp_path):
+def test_a_command_that_cannot_start_has_the_exit_code_of_a_shell(server, moorage, tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_text("no program")
     for program, code, reason in (
@@ -117,7 +117,7 @@ def failed_lease(server, tmp_path_factory) -> tuple[str, str, list[str]]:
     return lease, json.loads(state.read_text())["leases"][lease]["token"], done.stdout.splitlines()
 
 
-def test_the_output_of_each_start_stays_readable(failed_lease, moorage):
+def test_the_output_of_each_start_of_a_lease_stays_readable(failed_lease, moorage):
     lease, _, lines = failed_lease
     assert [line.split()[0] for line in lines] == ["out", "MESSAGE"] * 4
     assert len(set(lines)) == 5, "each start has a fencing number of its own"
@@ -150,7 +150,7 @@ def test_a_command_that_always_fails_ends_with_the_reason_of_its_last_start(
     assert "null" not in shown
 
 
-def test_output_of_a_start_is_read_by_its_number(server, failed_lease):
+def test_the_output_of_a_start_is_read_by_the_number_of_the_start(server, failed_lease):
     lease, token, lines = failed_lease
 
     def logs(attempt: int, **more) -> dict:
@@ -180,7 +180,7 @@ def test_long_binary_output_is_printed_unchanged(environment, tmp_path):
     assert done.stdout == data
 
 
-def test_exec_logs_and_release_find_the_lease_of_run(server, environment, moorage):
+def test_exec_and_logs_and_release_find_the_lease_of_moorage_run(server, environment, moorage):
     script = "echo hello; exec sleep 1000"
     words = ["run", "--gpus", "1", "--env", "A=1", "--", "sh", "-c", script]
     process = start(environment, *words)
@@ -215,7 +215,9 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         ([INT, INT], True),
     ],
 )
-def test_a_run_ended_by_a_signal_leaves_nothing_behind(server, environment, sent, late, tmp_path):
+def test_moorage_run_that_a_signal_ends_leaves_nothing_behind(
+    server, environment, sent, late, tmp_path
+):
     """The command waits for its workload to end, even after a second signal."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
     script = f"trap 'touch {ending}; sleep 0.5; exit' TERM; echo $$ > {pid}; "
@@ -251,7 +253,7 @@ def test_a_late_ctrl_c_ends_a_command_whose_server_is_gone(environment, tmp_path
             assert process.returncode == 128 + signal.SIGINT
 
 
-def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
+def test_output_of_a_command_after_the_signal_is_passed_on(server, environment, tmp_path):
     """The last output of a job, such as where it saved its work, matters to its user."""
     begun = tmp_path / "begun"
     script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "
@@ -266,7 +268,7 @@ def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
     assert not server.held()
 
 
-def test_only_the_owner_reads_output_and_runs_commands(server):
+def test_only_the_tenant_of_a_lease_reads_its_output_and_runs_commands_in_it(server):
     def lease_node(**more) -> dict:
         reply = server.ask("best_fit:1.0-stable", lease={"ttl_seconds": 60}, **more)
         return reply["lease"]

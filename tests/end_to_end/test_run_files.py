@@ -36,7 +36,9 @@ def begin(fleet: Fleet, command: str) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("place", ["lab", "here"])
-def test_files_of_a_run_are_fetched(fleet: Fleet, tmp_path: Path, place: str) -> None:
+def test_moorage_run_with_out_fetches_the_files_of_the_command(
+    fleet: Fleet, tmp_path: Path, place: str
+) -> None:
     cluster = place if place == "lab" else this_node()
     out = tmp_path / "new" / "out"
     words = ["run", "--cluster", cluster, "--cpu-milli", "100", "--out", str(out)]
@@ -53,7 +55,9 @@ def test_files_of_a_run_are_fetched(fleet: Fleet, tmp_path: Path, place: str) ->
     assert "expected an empty folder" in full.stderr
 
 
-def test_a_successful_run_without_all_files_reports_that(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_run_whose_files_cannot_all_be_fetched_reports_that_and_has_exit_code_1(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     words = ["run", "--cluster", "lab", "--cpu-milli", "100", "--out", str(tmp_path / "out")]
     done = fleet.server.moorage(*words, "--", "sh", "-c", "echo all >file; ln -s file link")
     assert (done.returncode, (tmp_path / "out" / "file").read_text()) == (1, "all\n")
@@ -70,14 +74,14 @@ def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
     assert fleet.server.release(lease)["success"]
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
+def test_a_link_in_place_of_the_folder_of_a_run_is_not_followed(fleet: Fleet) -> None:
     lease, message = begin(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
     (answer,) = fleet.server.say(message)
     assert "passwd" not in str(answer), "if the jail allows such a link"
     assert fleet.server.release(lease)["success"]
 
 
-def test_a_run_in_a_user_folder_offers_no_files(fleet: Fleet) -> None:
+def test_a_run_in_a_folder_of_the_user_offers_no_files(fleet: Fleet) -> None:
     spec = {"category": "process", "command": ["sleep", "1000"], "workdir": os.getcwd()}  # noqa: PTH109  # The spec needs a text.
     lease = fleet.server.ask(
         clusters=["lab"],

@@ -1,4 +1,4 @@
-"""The schemas of a policy at a running daemon: requests, answers, blocks, rankings, commands."""
+"""A daemon checks requests, answers, blocks, rankings and commands by a policy's schemas."""
 
 import pytest
 from served import policy
@@ -41,7 +41,7 @@ def ranking(uri: str, count: int = 1) -> dict:
     return {"matchType": "cluster", "rankingPolicyRule": rule}
 
 
-def test_defaults_apply_and_the_caller_overrides_them(server):
+def test_defaults_of_a_schema_apply_and_the_caller_overrides_them(server):
     reply = server.ask("schemas.echo:1-t", parameters={"zone": "z1"})
     assert reply["data"]["inputs"] == {"size": 2}
     assert reply["data"]["parameters"] == {"zone": "z1", "size": 2}
@@ -59,7 +59,7 @@ def test_defaults_apply_and_the_caller_overrides_them(server):
         ({"parameters": ZONE_1, "inputs": {"jobs": [1, 0]}}, "inputs.jobs[1]", "a number from 1"),
     ],
 )
-def test_a_wrong_request_is_refused_by_its_field(server, more, field, expected):
+def test_the_refusal_of_inputs_that_break_the_schema_names_the_field(server, more, field, expected):
     error = server.ask("schemas.echo:1-t", **more)["error"]
     assert (error["code"], error["field"]) == ("bad_message", field)
     assert error["expected"].startswith(expected)
@@ -77,7 +77,7 @@ def test_a_wrong_request_is_refused_by_its_field(server, more, field, expected):
         ({"cluster_id": "east", "gpus": ["0", "1", "2"]}, "output.gpus"),
     ],
 )
-def test_an_answer_is_checked_by_its_schema(server, says, field):
+def test_the_answer_of_a_policy_is_checked_by_the_output_schema(server, says, field):
     reply = server.ask("schemas.says:1-t", inputs={"says": says})
     assert reply["success"] is (field is None), reply
     if field is not None:

@@ -1,4 +1,4 @@
-"""The search endpoints beyond clusters: policies, blocks, scores, and the input of rankings."""
+"""Tests of searches for policies and blocks, of scores, and of the input of rankings."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,7 +73,7 @@ def rank(server, match_type, uri="", **parameters):
     return find(server, body, "/api/similarity-search")
 
 
-def test_a_ranking_policy_returns_its_own_fields(server):
+def test_a_ranking_policy_can_add_its_own_fields_to_the_answer(server):
     found = rank(server, "cluster", "scores:1.0-x", **{"return": 2})
     assert [(each["id"], each["score"]) for each in found] == [("west", 1.0), ("north", 0.5)]
     assert found[0]["nodes"] == server.http.get("/clusters/west").json()["nodes"]
@@ -86,7 +86,7 @@ def test_a_ranking_policy_returns_its_own_fields(server):
     assert reply["data"]["cluster_id"]
 
 
-def test_ranked_clusters_have_their_metrics(server):
+def test_a_ranking_policy_gets_the_metrics_of_the_clusters(server):
     measured = {
         each["id"]: [each["free"], each["metrics"].get("clusterId")]
         for each in rank(server, "cluster", "free:1.0-x")
@@ -98,7 +98,7 @@ def test_ranked_clusters_have_their_metrics(server):
     assert "metrics" not in east
 
 
-def test_metrics_too_large_to_rank_by_are_left_out_with_a_warning(server):
+def test_metrics_that_are_too_large_for_a_ranking_policy_are_left_out_with_a_warning(server):
     for name in ("north", "west"):
         large = {"clusterId": name, "nodes": [], "notes": "x" * (9 << 20)}
         server.http.post("/cluster", json=large).raise_for_status()
@@ -113,7 +113,7 @@ def test_metrics_too_large_to_rank_by_are_left_out_with_a_warning(server):
             server.http.delete(f"/cluster/{name}").raise_for_status()
 
 
-def test_ranking_policies_have_their_metrics_clients(server):
+def test_ranking_policies_get_clients_for_metrics(server):
     found = rank(server, "block", "by_load:1.0-x")
     assert [each["id"] for each in found] == ["whisper", "llama"]
     name, free, raised = found[0]["said"]
@@ -121,7 +121,7 @@ def test_ranking_policies_have_their_metrics_clients(server):
     assert "no metrics of a block 'none'" in raised
 
 
-def test_policies_are_searched(server):
+def test_a_search_can_be_about_policies(server):
     condition = {"variable": "policy_rule_uri", "operator": "LIKE", "value": "first*"}
     (found,) = find(server, {"matchType": "policy", "filter": {"policyQuery": condition}})
     assert found["policy_rule_uri"] == "first_fit:1.0-stable"
@@ -133,7 +133,7 @@ def test_policies_are_searched(server):
     assert named[0]["policy_rule_uri"] == "first_fit:1.0-stable"
 
 
-def test_blocks_are_found_by_themselves_their_metrics_and_their_clusters(server):
+def test_blocks_are_found_by_their_documents_and_metrics_and_clusters(server):
     def of(**queries):
         body = {"matchType": "block", "filter": queries}
         return [each["id"] for each in find(server, body, "/api/filter-data")]
@@ -169,7 +169,7 @@ def test_documents_of_blocks_are_stored_and_deleted(server):
 
 
 class Git(BaseHTTPRequestHandler):
-    """A host on this machine, with a policy that cannot be read."""
+    """An HTTP server on this machine that serves a policy with a mistake in its syntax."""
 
     def do_GET(self):
         self.send_response(200)
@@ -178,7 +178,7 @@ class Git(BaseHTTPRequestHandler):
 
 
 @pytest.mark.heavy
-def test_blocks_outlast_a_restart_and_settings_bound_answers(tmp_path):
+def test_blocks_outlast_a_restart_and_code_comes_only_from_configured_hosts(tmp_path):
     """Code comes only from configured hosts, and no refusal quotes the code."""
     with serving(tmp_path) as server:
         server.fill(cluster("east"))

@@ -82,8 +82,8 @@ def lease(server: Server, gpus: int = 1) -> dict:
     return reply
 
 
-def test_a_difference_is_shown_with_its_cost(side):
-    """The active version uses the node in use; the candidate uses an idle node."""
+def test_the_report_of_a_shadow_shows_a_difference_with_its_cost(side):
+    """The active version chooses the used node, and the shadow an idle node."""
     lease(side)
     begin(side, LAST)
     reply = lease(side)
@@ -100,7 +100,7 @@ def test_a_difference_is_shown_with_its_cost(side):
     assert found["cost"] == {"refused": 0, "gpus_opened": 0, "nodes_opened": 1}
 
 
-def test_a_candidate_has_its_own_schemas(side):
+def test_the_schemas_of_a_shadow_hold_for_the_shadow(side):
     taken = "int(input_data['inputs']['take'])"
     body = PICKS.format(0).replace('gpus[:input_data["resources"]["gpus"]]', f"gpus[:{taken}]")
     schema = {"take": {"type": "number", "max": 2, "default": 1}}
@@ -119,7 +119,7 @@ def test_a_candidate_has_its_own_schemas(side):
     ("candidate", "code"),
     [(RAISES, "policy_error"), (LIES, "policy_unsound"), (SLEEPS, "policy_timeout")],
 )
-def test_a_broken_candidate_changes_no_answer_and_is_reported(side, candidate, code):
+def test_a_broken_shadow_changes_no_answer_and_is_reported(side, candidate, code):
     begin(side, candidate)
     replies = [lease(side) for _ in range(3)]
     assert {reply["policy_rule_uri"] for reply in replies} == {FIRST}
@@ -135,7 +135,7 @@ def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str
     return server.moorage("policy", "activate", "--no-test", *arguments)
 
 
-def test_a_candidate_with_a_failing_shadow_needs_force(side):
+def test_a_version_that_failed_as_a_shadow_needs_force_to_be_activated(side):
     begin(side, RAISES)
     assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has no failure yet"
     post(side, "activate", FIRST)
@@ -153,7 +153,7 @@ def test_a_candidate_with_a_failing_shadow_needs_force(side):
     assert activate(side, RAISES, "--force").stdout == f"side:stable -> {RAISES}\n"
 
 
-def test_a_candidate_that_declines_is_activated_without_force(side):
+def test_a_shadow_that_declined_can_be_activated_without_force(side):
     side.publish(policy("return {'declined': True, 'why': None}", "side:8-no"))
     begin(side, "side:8-no")
     for _ in range(3):
@@ -163,7 +163,7 @@ def test_a_candidate_that_declines_is_activated_without_force(side):
     assert activate(side, "side:8-no").returncode == 0
 
 
-def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
+def test_a_slow_shadow_delays_no_request_and_skipped_requests_are_counted(side):
     """The candidate has one cell and takes half a second; the active version is far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 150)

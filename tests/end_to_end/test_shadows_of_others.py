@@ -1,4 +1,4 @@
-"""A shadow beside another tenant's alias sees its requests, but cannot pass them on."""
+"""A shadow of another tenant sees an alias's requests, but its owner cannot read them."""
 
 import pytest
 from served import Server, ask_message, cluster, policy, until
@@ -98,7 +98,7 @@ def test_requests_of_a_tenant_do_not_reach_the_owner_of_a_shadow(site):
         assert not [each for each in sent if each in text]
 
 
-def test_a_report_hides_figures_of_few_answers(site):
+def test_the_report_of_a_shadow_hides_figures_of_few_answers(site):
     ann, bob = site
     bob.http.delete("/policy-alias/side/shadow").raise_for_status()
     post(bob, "shadow", SPY)

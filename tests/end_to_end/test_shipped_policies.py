@@ -1,4 +1,4 @@
-"""Every shipped policy on a real daemon; tests/policies checks which placement each prefers."""
+"""A daemon grants each shipped policy's proposals; `tests/policies` checks the preferences."""
 
 import pytest
 from served import cluster, serving
@@ -11,7 +11,7 @@ NAMES = [f"site-{number}" for number in range(4)]
 
 
 def metrics(name: str, percent: float) -> dict:
-    """Return metrics of a cluster's two nodes, with all GPUs and cores this busy."""
+    """Return metrics of a cluster's two nodes, with a given load of all GPUs and cores."""
     trees = [
         {
             "id": f"{name}-{number}",
@@ -35,7 +35,7 @@ def server():
 
 
 @pytest.mark.parametrize("policy", catalog.shipped())
-def test_each_proposal_is_granted(server, policy):
+def test_each_proposal_of_a_shipped_policy_is_granted(server, policy):
     resources = {"gpus": 1, "gpu_milli": 500, "cpu_milli": 1000, "nodes": 2}
     reply = server.ask(f"{policy}:1.0-stable", resources=resources, lease={"ttl_seconds": 60})
     assert reply["success"], reply
@@ -45,7 +45,7 @@ def test_each_proposal_is_granted(server, policy):
     assert all(len(share["gpus"]) == 1 for share in shares)
 
 
-def test_least_loaded_follows_posted_metrics(server):
+def test_the_policy_least_loaded_follows_posted_metrics(server):
     def post(document: dict) -> dict:
         server.http.post("/cluster", json=document).raise_for_status()
         more = {"resources": {"gpus": 1}, "parameters": {"refresh_seconds": 0}}

@@ -1,4 +1,4 @@
-"""Many short commands with short leases: the daemon keeps running, and nothing is left behind."""
+"""After many short commands with short leases, the daemon runs, and nothing is left behind."""
 
 import contextlib
 import json

@@ -95,7 +95,7 @@ async def worst_beside_slow_readers(running: Running, sent: bytes) -> float:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-async def test_slow_readers_delay_no_other_client(fleet, kind):
+async def test_clients_that_read_slowly_delay_no_other_client(fleet, kind):
     worst = await worst_beside_slow_readers(fleet, REQUESTS[kind])
     print(f"{kind}: {worst * 1_000:.0f} ms of CPU before an answer")
     assert worst <= CPU_SECONDS_MAX

@@ -1,4 +1,4 @@
-"""A standby answers reads as the leader does."""
+"""A standby answers requests that only read like the leader."""
 
 import json
 import signal
@@ -120,7 +120,7 @@ def test_the_refusal_of_a_standby_names_the_leader(pair: tuple[One, One]):
     assert details | {"role": "standby", **leader} == details
 
 
-def test_a_read_waits_for_the_callers_own_writes(pair: tuple[One, One]):
+def test_a_read_from_a_standby_waits_for_the_callers_own_writes(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     with second.socket() as asking, first.socket() as writing:
         for _ in range(10):
@@ -162,7 +162,7 @@ def test_a_standby_follows_changes_of_documents(pair: tuple[One, One]):
 
 
 def body(server: Server, path: str) -> Any:
-    """Return the answer of a path, without the header that dates it."""
+    """Return the answer at a path, without the header that dates the answer."""
     answer = server.http.get(path).json()
     return bare(answer) if isinstance(answer, dict) else answer
 
@@ -221,7 +221,7 @@ def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: 
     assert standbys() == [second]
 
 
-async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
+async def test_a_client_with_the_address_of_a_standby_reads_from_the_leader(pair: tuple[One, One]):
     (first, _, ready), (_, _, standing) = pair
     lease = grant(first)
     wait_sync(pair)
@@ -233,7 +233,7 @@ async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
         assert documents.url == ready["http"]
 
 
-def test_commands_with_the_address_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
+def test_a_command_with_the_address_of_a_standby_reads_from_the_leader(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     lease = grant(first)
     wait_sync(pair)

@@ -1,4 +1,4 @@
-"""`moored storage copy` between a real folder and a real PostgreSQL, both ways."""
+"""Tests of `moored storage copy` between a data folder and a PostgreSQL, in both directions."""
 
 import signal
 import sqlite3
@@ -120,7 +120,9 @@ def test_a_server_moves_to_a_database_and_back(postgres, folder: Path, tmp_path:
     assert invoke("ledger", "verify", "--data", back).returncode == 0
 
 
-def test_a_storage_that_a_server_writes_is_refused(postgres, folder: Path, tmp_path: Path) -> None:
+def test_the_copy_of_a_storage_that_a_server_writes_is_refused(
+    postgres, folder: Path, tmp_path: Path
+) -> None:
     address = postgres.database()
     with daemon(tmp_path / "running") as running:
         refused = invoke("storage", "copy", tmp_path / "running", address)
@@ -133,7 +135,9 @@ def test_a_storage_that_a_server_writes_is_refused(postgres, folder: Path, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_path: Path) -> None:
+def test_the_copy_of_a_storage_overwrites_no_data_and_is_verified(
+    postgres, folder: Path, tmp_path: Path
+) -> None:
     address, other = postgres.database(), tmp_path / "other"
     other.mkdir()
     fill(SqliteStorage(other))
@@ -175,7 +179,9 @@ def kill_copy_at(postgres, address: str, table: str, *words: str | Path) -> Iter
         yield
 
 
-def test_a_killed_copy_is_repeated(postgres, folder: Path, tmp_path: Path) -> None:
+def test_the_copy_of_a_storage_can_be_repeated_after_a_kill(
+    postgres, folder: Path, tmp_path: Path
+) -> None:
     address, back = postgres.database(), tmp_path / "back"
     assert invoke("storage", "prepare", MOORAGE_STORAGE=address).returncode == 0
     before = contents(SqliteStorage(folder))

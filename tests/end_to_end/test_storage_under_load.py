@@ -1,4 +1,4 @@
-"""Databases fail and copies are made while a server grants leases: no lease is lost."""
+"""No lease is lost if the database fails or a copy is made while a server grants leases."""
 
 import contextlib
 import os
@@ -81,7 +81,7 @@ def check(server: Server, leases: dict[str, int], later: dict[str, int] | None =
 
 
 def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Path):
-    """If the ledger's or the lock's session ends, so does the server; it reopens other sessions."""
+    """The server ends with the session of ledger or lock, and opens all other sessions again."""
     address, data = postgres.database(), str(postgres.folder / "data")
     leases: dict[str, int] = {}
 
@@ -118,7 +118,7 @@ def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Pa
         check(server, leases)
 
 
-def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
+def test_a_dump_of_the_database_under_load_can_be_restored(postgres, tmp_path: Path):
     address, restored = postgres.database(), postgres.database()
     with start(tmp_path / "data", address) as (_, server):
         server.fill(FLEET)
@@ -138,7 +138,7 @@ def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
         check(server, before, later)
 
 
-def test_a_backup_under_load_is_restored(tmp_path: Path):
+def test_a_backup_under_load_can_be_restored(tmp_path: Path):
     data, backup, restored = (tmp_path / each for each in ("data", "backup", "restored"))
     with serving(data) as server:
         server.fill(FLEET)

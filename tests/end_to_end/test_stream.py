@@ -1,4 +1,4 @@
-"""`stream`: progress of a request, as messages with its id, before its one reply."""
+"""A request with `stream` gets its progress as messages with its id, before its reply."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def waiting(seconds=30, **more):
     return ask_message(FIRST_FIT, resources=ALL, lease=terms, stream=True, **more)
 
 
-def test_a_waiter_gets_its_position_until_it_is_decided(server):
+def test_a_waiting_request_with_stream_gets_its_position_until_the_decision(server):
     held = lease(server)
     with server.socket() as first, server.socket() as second:
         came = tell(first, waiting(id="one"))
@@ -47,7 +47,7 @@ def test_a_waiter_gets_its_position_until_it_is_decided(server):
         server.release(reply["lease"])
 
 
-def test_a_repeated_request_gets_its_progress_too(server):
+def test_a_repeated_request_with_stream_gets_the_progress_too(server):
     held = lease(server)
     message = waiting(id="again")
     message["lease"]["idempotency_key"] = "streamed"
@@ -82,7 +82,7 @@ def test_a_request_repeated_after_a_restart_gets_its_position(tmp_path):
         server.release(held)
 
 
-def test_a_changed_expected_time_is_sent_again(server):
+def test_the_stream_sends_a_changed_expected_time_again(server):
     def hold(seconds, **more):
         terms = {"ttl_seconds": seconds, **more}
         return ask_message(FIRST_FIT, resources={"gpus": 4, "models": ["H100"]}, lease=terms)
@@ -106,7 +106,7 @@ def test_a_changed_expected_time_is_sent_again(server):
             server.release(lease)
 
 
-def test_the_client_passes_progress_on(server):
+def test_the_client_passes_progress_on_to_its_callback(server):
     held, progress = lease(server), Queue()
     with BlockingClient(server.running.ws) as client, ThreadPoolExecutor(1) as pool:
         terms = {"ttl_seconds": 60, "wait_seconds": 60}
@@ -121,7 +121,7 @@ def test_the_client_passes_progress_on(server):
     assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
-def test_a_long_decision_sends_progress(server):
+def test_the_stream_reports_a_long_decision(server):
     body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # Time for progress.
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:
@@ -135,7 +135,7 @@ def test_a_long_decision_sends_progress(server):
     assert all(1 <= each["data"]["seconds"] < 30 for each in progress)
 
 
-def test_a_refusal_ends_the_stream(server):
+def test_a_refusal_ends_the_stream_of_progress(server):
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 99}, id=1, stream=True)))
         assert read_message(socket)["error"]["code"] == "never_fits"
@@ -143,7 +143,7 @@ def test_a_refusal_ends_the_stream(server):
         assert read_message(socket)["success"]  # Advice is decided at once.
 
 
-def test_a_request_of_a_gone_client_waits_until_its_time_is_up(server):
+def test_the_request_of_a_client_that_disconnected_waits_until_its_time_is_up(server):
     held = lease(server)
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1, seconds=2)))
@@ -157,7 +157,7 @@ def test_a_request_of_a_gone_client_waits_until_its_time_is_up(server):
     server.release(held)
 
 
-def test_progress_of_a_workload_ends_when_it_is_ready(server):
+def test_progress_of_a_workload_ends_when_the_workload_is_ready(server):
     server.register(here(gpus=0))
     message = ask_message(
         resources={"cpu_milli": 100},

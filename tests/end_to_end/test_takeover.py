@@ -1,4 +1,4 @@
-"""Several servers on one PostgreSQL: one leads, the others stand by and take over."""
+"""Of several servers on one PostgreSQL, one leads, and the others stand by and take over."""
 
 import contextlib
 import json

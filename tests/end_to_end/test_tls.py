@@ -1,4 +1,4 @@
-"""TLS at both ports of a real server: certificates of server and clients, and their renewal."""
+"""Tests of TLS at both ports of a server: certificates of server and clients, and renewals."""
 
 import contextlib
 import json
@@ -190,7 +190,7 @@ def test_with_an_authority_of_clients_both_ports_demand_a_certificate(
             door(strict, ours.context())
 
 
-def test_clients_show_the_certificate_that_is_in_their_files_now(
+def test_clients_show_the_certificate_that_their_files_have_at_that_time(
     tmp_path: Path, strict: Running, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = ours.sign("a client")
@@ -274,7 +274,7 @@ def is_refused(running: Running, context: ssl.SSLContext) -> bool:
     return False
 
 
-def test_removing_an_authority_ends_its_connections_at_once(
+def test_the_removal_of_an_authority_ends_connections_with_its_certificates_at_once(
     bundle: Bundle, ours: Authority
 ) -> None:
     running, file, leaving = bundle
@@ -315,7 +315,7 @@ def test_a_server_with_tls_registers_this_machine(strict: Running, ours: Authori
     assert FIRST_FIT in [each["policy_rule_uri"] for each in published]
 
 
-def test_a_renewed_certificate_is_used_and_a_bad_one_is_not(
+def test_the_server_uses_a_renewed_certificate_and_ignores_a_bad_certificate(
     running: Running, ours: Authority
 ) -> None:
     def served_certificate() -> str:
@@ -371,7 +371,7 @@ def test_the_error_names_a_wrong_certificate_file(
         ServerTls(*files)
 
 
-def test_a_server_names_a_missing_file(tmp_path: Path, ours: Authority) -> None:
+def test_the_error_of_a_start_names_a_missing_file_for_tls(tmp_path: Path, ours: Authority) -> None:
     named = variables((Path("/nowhere.pem"), ours.sign("missing")[1]))
     done = ran(*serve_command(tmp_path / "data"), **named)
     assert (done.returncode, "/nowhere.pem" in done.stderr) == (3, True), done.stderr

@@ -1,4 +1,4 @@
-"""Tokens of leases: sent to the client of the request, stored nowhere."""
+"""The token of a lease is sent to the client of the request, and stored in no file."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`traces`: a real OTLP receiver gets one trace per request, below the client's span."""
+"""With `traces`, an OTLP receiver gets a trace per request, below the client's span."""
 
 import gzip
 import json
@@ -70,7 +70,7 @@ class Receiver:
         return Handler
 
     def of(self, trace: str, names: list[str]) -> dict:
-        """Return the spans of a trace by name, as soon as there are enough."""
+        """Wait until a trace has a number of spans; return the spans by name."""
         until(lambda: len([s for s in self.spans if s.trace_id.hex() == trace]) >= len(names))
         found = {s.name: s for s in self.spans if s.trace_id.hex() == trace}
         assert sorted(found) == sorted(names)
@@ -114,7 +114,7 @@ def server(receiver: Receiver) -> Iterator[Server]:
         yield server
 
 
-def test_a_request_over_each_port_is_one_trace(server: Server, receiver: Receiver) -> None:
+def test_a_request_over_either_port_is_a_single_trace(server: Server, receiver: Receiver) -> None:
     provision = {"backend": "local", "spec": SLEEP}
     one = {"resources": {"gpus": 1}, "lease": LEASE}
     lease = server.ask(provision=provision, traceparent=TRACEPARENT, **one)["lease"]
@@ -156,7 +156,7 @@ def test_the_client_sends_its_active_span(server: Server, receiver: Receiver) ->
     until(lambda: len(receiver.spans) == before + 6)
 
 
-def test_a_receiver_that_refuses_everything_costs_only_spans() -> None:
+def test_with_a_receiver_that_refuses_everything_the_server_loses_only_spans() -> None:
     taken = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):
@@ -176,7 +176,7 @@ def test_a_receiver_that_refuses_everything_costs_only_spans() -> None:
         taken.set()
 
 
-def test_without_traces_only_the_debug_log_follows_a_request() -> None:
+def test_without_the_setting_traces_only_the_debug_log_follows_a_request() -> None:
     more = {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_LOG_FORMAT": "json"}
     with serving(environment={"PYTHONPROFILEIMPORTTIME": "1", **more}) as server:
         server.fill(here())

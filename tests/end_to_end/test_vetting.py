@@ -80,7 +80,7 @@ def test_a_policy_with_passing_examples_is_registered(server):
         ),
     ],
 )
-def test_a_policy_that_fails_its_example_is_refused(server, example, said):
+def test_a_policy_that_fails_one_of_its_examples_is_refused(server, example, said):
     answer = publish(server, example)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -89,7 +89,7 @@ def test_a_policy_that_fails_its_example_is_refused(server, example, said):
     assert server.http.get("/policy/vetted:1-x").status_code == 404
 
 
-def test_examples_added_by_a_change_must_pass_too(server):
+def test_examples_that_a_change_of_a_policy_adds_must_pass(server):
     assert publish(server, ASK_MESSAGE).status_code == 200
     wrong = {**ASK_MESSAGE, "output": {"gpus": [1]}}
     for change in (

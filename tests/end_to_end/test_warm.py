@@ -184,7 +184,7 @@ def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_flush_ends_warm_leases(server):
+def test_the_message_flush_ends_warm_leases(server):
     lease, _ = warm(server)
     held = run(server, provision=provision(["sleep", "200000"]))
     server.in_state(held, "active")

@@ -1,4 +1,4 @@
-"""What-if over a real socket changes nothing, and its prediction holds."""
+"""A what-if over a socket changes nothing, and its prediction holds."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def waiting(server: Server, socket, gpus: int, **more) -> str:
 
 
 def everything(server: Server) -> list:
-    """Return everything that a what-if might have changed."""
+    """Return all state that a what-if could have changed by mistake."""
     fleet = {"op": "fleet", "cluster": "east"}
     listed = server.say({"op": "leases"}, {"op": "queue"}, fleet, {"op": "quotas"})
     return [*(each["data"] for each in listed), server.http.get("/clusters/east").json()]
@@ -82,7 +82,7 @@ def test_a_what_if_of_a_request_is_answered_and_changes_nothing(server):
     assert hold(server, 1)["placement"] == [share], "the real answer is the predicted one"
 
 
-def test_a_what_if_with_more_nodes_names_the_waiters_that_are_granted(server):
+def test_a_what_if_of_more_nodes_names_the_waiters_that_would_be_granted(server):
     hold(server, 4)
     hold(server, 4)
     with server.socket() as socket:
@@ -101,7 +101,7 @@ def test_a_what_if_with_more_nodes_names_the_waiters_that_are_granted(server):
         assert everything(server) == before
 
 
-def test_predicted_cordons_keep_leases_and_uncordons_start_waiters(server):
+def test_a_what_if_of_a_cordon_keeps_leases_and_a_what_if_of_an_uncordon_starts_waiters(server):
     hold(server, 4)
     node = {"cluster": "east", "node": "east-1"}
     assert server.say({"op": "cordon", **node})[0]["success"]
@@ -119,7 +119,7 @@ def test_predicted_cordons_keep_leases_and_uncordons_start_waiters(server):
     assert server.say({"op": "uncordon", **node})[0]["success"]
 
 
-def test_added_nodes_and_a_drain_act_as_predicted(server):
+def test_added_nodes_and_a_drain_have_the_effects_that_the_what_if_predicted(server):
     document = cluster("west", nodes=3)
     server.register(document)
     west = {"clusters": ["west"]}
@@ -200,12 +200,12 @@ NOWHERE = {"cluster": "nowhere"}
         ({"quotas": [{"tenant": "a", "weight": 0}]}, "quotas[0].weight"),
     ],
 )
-def test_a_wrong_change_is_refused_by_its_field(server, change, field):
+def test_the_refusal_of_a_wrong_change_in_a_what_if_names_the_field(server, change, field):
     (reply,) = server.say({"op": "whatif", "change": change})
     assert reply["error"]["field"] == f"change.{field}"
 
 
-def test_an_empty_or_unknown_what_if_is_refused(server):
+def test_a_what_if_that_is_empty_or_names_an_unknown_policy_or_a_bad_node_is_refused(server):
     unknown = request(1) | {"policy_rule_uri": "none:1-x"}
     bad = {"add_nodes": [{"cluster": "east", "node": {"gpus": 3}}]}
     for message, code in (({}, "missing_fields"), ({"request": unknown}, "unknown_policy")):

@@ -1,4 +1,4 @@
-"""The examples, each as its reader runs it: against a real daemon, pool or Prometheus."""
+"""Each example works as its reader runs it, with a real daemon, pool or Prometheus."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 
 
 def output_of(*command: str | Path, **environment: str) -> str:
-    """Run a command, and return what it printed."""
+    """Run a command, and return its output."""
     own = {"PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "PYTEST_ADDOPTS": ""}
     variables = {**os.environ, **own, **environment}
     done = subprocess.run(
@@ -101,7 +101,7 @@ def test_the_graph_example_takes_a_lease_for_each_task(url: str) -> None:
     "name",
     ["blocking_client.py", "asyncio_client.py", "graph_of_tasks.py", "training_under_a_lease.py"],
 )
-def test_without_a_server_each_example_prints_one_sentence(name: str) -> None:
+def test_without_a_server_each_example_prints_a_single_sentence(name: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"ws://127.0.0.1:{free.getsockname()[1]}"
@@ -206,7 +206,7 @@ def until_up(url: str) -> bool:
     return False
 
 
-def test_every_example_is_listed_and_every_listed_one_exists() -> None:
+def test_each_example_is_listed_and_each_listed_example_exists() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {each.name for each in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
     assert len(names) == 8

@@ -1,4 +1,4 @@
-"""A gateway on a real socket, with a small but complete daemon behind it."""
+"""Fixtures with a gateway on a real socket, before a small but complete daemon."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 class Harbour:
-    """Answers requests with their own `inputs`; `inputs.do` chooses when.
+    """A small daemon that answers requests with their `inputs`; `inputs.do` chooses when.
 
     `hold`: when the test calls `answer`; `wait`: not before the test opens `room`; `park`: as
     `hold`, and the request is parked; `raise`: never, because of a defect; otherwise at once.
@@ -149,7 +149,7 @@ class Client:
         return found
 
     async def answers(self, n: Any = 1) -> bool:
-        """Send a request, and return whether the next reply is its own."""
+        """Send a request, and return whether the next reply is the request's reply."""
         await self.ask(n)
         return bool(await self.data() == {"n": n})
 
@@ -230,7 +230,7 @@ class Attacker:
         return 0
 
     async def _fill(self, size: int) -> bool:
-        """Read until the given number of bytes has come; return whether it did."""
+        """Read until a given number of bytes has come; return whether they came."""
         while len(self._received) < size:
             chunk = await self._read()
             if not chunk:
@@ -269,7 +269,7 @@ class Port:
         return f"ws://127.0.0.1:{self.number}"
 
     async def client(self, path: str = "", **options: Any) -> Client:
-        """Connect; the client is closed at the end of the test."""
+        """Connect a client, which is closed at the end of the test."""
         options = {"compression": None, "close_timeout": 1, **options}
         return Client(await self.clients.enter_async_context(connect(self.url + path, **options)))
 
@@ -315,7 +315,7 @@ Authenticate = Callable[[str | None], Caller | None]
 
 @pytest.fixture
 async def open_port() -> AsyncIterator[Open]:
-    """Open gateways, with settings as given, until the end of the test."""
+    """Return a function that opens gateways with given settings until the end of the test."""
     ports: list[Port] = []
 
     async def open_one(
@@ -343,5 +343,5 @@ async def open_port() -> AsyncIterator[Open]:
 
 @pytest.fixture
 async def port(open_port: Open) -> Port:
-    """A gateway with its default limits."""
+    """A running gateway with its default limits."""
     return await open_port()

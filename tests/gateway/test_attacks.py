@@ -1,4 +1,4 @@
-"""The gateway under attack: classes 91 to 96 of the attack list, and similar ones.
+"""Tests of the gateway under the attack classes 91 to 96 of the list, and similar attacks.
 
 Source of the numbers: docs/reference/sandbox.md, "Attack classes".
 """
@@ -91,14 +91,14 @@ UNACCEPTABLE = {
 
 
 @pytest.mark.parametrize(("data", "code"), UNACCEPTABLE.values(), ids=UNACCEPTABLE)
-async def test_an_unacceptable_frame_closes_the_connection(port, data, code):
+async def test_an_unacceptable_frame_closes_the_connection_of_its_sender(port, data, code):
     attacker = await port.attacker()
     await attacker.write(data)
     assert await attacker.close_code() == code
     await still_serves(port)
 
 
-async def test_a_message_in_fragments_is_read_as_one(port):
+async def test_a_message_in_fragments_is_read_as_one_message(port):
     client = await port.client()
     message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": {"n": 1}})
     await client.socket.send(iter(message))
@@ -108,7 +108,7 @@ async def test_a_message_in_fragments_is_read_as_one(port):
 # Oversized frames ----------------------------------------------------------------------------
 
 
-async def test_the_largest_message_is_read_and_one_byte_more_is_refused(open_port):
+async def test_a_message_of_the_largest_size_is_read_and_one_byte_more_is_refused(open_port):
     port = await open_port(message_bytes_max=10_000)
     client = await port.client()
     empty = len('{"adhoc": true, "policy_rule_uri": "p:1-a", "inputs": {"n": ""}}')
@@ -147,7 +147,7 @@ async def test_a_compression_bomb_is_refused_before_it_is_unpacked(open_port, me
     await still_serves(port)
 
 
-async def test_compression_works_where_it_is_configured(open_port):
+async def test_compression_works_if_it_is_configured(open_port):
     port = await open_port(deflate=True)
     client = await port.client(compression="deflate")
     assert client.socket.response.headers["Sec-WebSocket-Extensions"]
@@ -186,7 +186,7 @@ async def test_a_slow_client_that_reads_at_last_sees_why_it_was_closed(open_port
     await attacker.write(attacker.frame(CLOSE))
 
 
-async def test_a_client_that_pauses_loses_nothing(open_port):
+async def test_a_client_that_pauses_reading_loses_no_message(open_port):
     port = await open_port(inflight_max=8, write_buffer_bytes_max=1_024)
     client = await port.client(max_queue=1)
     client.socket.transport.pause_reading()
@@ -264,7 +264,7 @@ async def test_a_ping_flood_does_not_delay_answers_to_others(port):
 
 
 @pytest.mark.parametrize("frame", [(PING, b""), (PING, b"x" * 125), (TEXT, b"{}"), (PONG, b"x")])
-async def test_clients_with_tiny_frames_are_read_in_turn(port, frame):
+async def test_clients_that_send_tiny_frames_are_read_in_turn(port, frame):
     """A quarter of a mebibyte of such frames, which is read at once, takes 100 ms."""
     attackers = [await port.attacker() for _ in range(4)]
     attacked = tuple(port.gateway._connections)
@@ -285,7 +285,7 @@ async def test_clients_with_tiny_frames_are_read_in_turn(port, frame):
 
 
 @pytest.mark.parametrize("count", [1, 40, 4_000])
-async def test_messages_before_the_close_are_read(port, count):
+async def test_messages_that_arrived_before_the_close_are_read(port, count):
     """Any number of messages may wait for their turn when the client leaves."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
@@ -296,7 +296,7 @@ async def test_messages_before_the_close_are_read(port, count):
 
 
 async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
-    """Thousands may wait for their turn; messages that end or renew leases are still read."""
+    """Thousands of requests may wait when a client leaves; messages about leases are still read."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
     await attacker.write(asks(attacker, 4_000, lease={"ttl_seconds": 60, "wait_seconds": 60}))
@@ -308,7 +308,7 @@ async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
 # 95: storms ----------------------------------------------------------------------------------
 
 
-async def test_after_a_storm_of_disconnecting_clients_the_next_one_is_served(port, crowd):
+async def test_after_a_storm_of_disconnecting_clients_the_next_client_is_served(port, crowd):
     storm = []
     while len(storm) < crowd:
         wave = min(100, crowd - len(storm))

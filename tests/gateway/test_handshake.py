@@ -1,4 +1,4 @@
-"""Accepted handshakes, and answers of the port to plain HTTP."""
+"""Tests of accepted handshakes, and of answers of the socket port to plain HTTP."""
 
 import base64
 
@@ -18,14 +18,14 @@ async def refusal(port, **options):
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/healthz?verbose"])
-async def test_health_needs_no_token(port, path):
+async def test_the_path_of_health_needs_no_token(port, path):
     answer = await port.http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nok\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "DELETE", "OPTIONS"])
-async def test_other_methods_are_not_allowed(port, method):
+async def test_the_socket_port_allows_no_method_but_get(port, method):
     request = f"{method} /healthz HTTP/1.1\r\nHost: localhost\r\n".encode()
     answer = await port.http(request + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 405 ")
@@ -33,14 +33,14 @@ async def test_other_methods_are_not_allowed(port, method):
     assert port.harbour.ever == []
 
 
-async def test_a_browser_learns_that_this_port_has_no_web_page(port):
+async def test_a_browser_is_told_that_the_socket_port_has_no_web_page(port):
     for target, status in (("/", 426), ("http://localhost/", 426), ("http://evil.example/", 403)):
         answer = await port.http(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/allocate?x=1", "/healthzz"])
-async def test_every_other_path_opens_the_socket(port, path):
+async def test_every_path_except_that_of_health_opens_the_socket(port, path):
     client = await port.client(path, subprotocols=["graphql-ws"])
     assert client.socket.subprotocol is None, "other subprotocols are ignored"
     assert await client.answers()
@@ -65,7 +65,7 @@ async def test_a_page_of_another_site_cannot_connect(port, origin):
     assert port.gateway.stats().refused_foreign_total == 1
 
 
-async def test_pages_of_our_own_and_of_configured_sites_can_connect(open_port):
+async def test_pages_of_the_server_and_of_configured_sites_can_connect(open_port):
     port = await open_port(origins=Origins(("moored",), ("https://ours.example",)), pages_port=8080)
     for origin in (
         "http://localhost:8080",
@@ -88,13 +88,13 @@ async def test_pages_of_our_own_and_of_configured_sites_can_connect(open_port):
         ("Accept: */*", 400),
     ],
 )
-async def test_plain_http_requests_are_checked(port, path, headers, status):
+async def test_plain_http_requests_to_the_socket_port_are_checked(port, path, headers, status):
     answer = await port.http(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 5", "Transfer-Encoding: chunked"])
-async def test_a_request_with_a_body_is_cut_off(port, header):
+async def test_a_handshake_with_a_body_is_cut_off(port, header):
     ask = f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
     assert await port.http(ask.encode()) == b""
 

@@ -1,4 +1,4 @@
-"""Memory of incomplete messages, and turns of large messages."""
+"""Tests of the memory of incomplete messages, and of the turns of large messages."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def test_one_connection_of_each_tenant_is_always_read():
     assert all(sum(each.reads for each in connections) == 1 for connections in ours.values())
 
 
-def test_small_parts_are_not_counted():
+def test_small_parts_of_messages_are_not_counted():
     received = Received(0)
     few = [Connection() for _ in range(1_000)]
     for connection in few:
@@ -94,7 +94,7 @@ async def until_all(port, condition):
             await asyncio.sleep(0.01)  # As above.
 
 
-async def test_waiting_large_messages_are_refused_unread_when_the_gateway_stops(port):
+async def test_when_the_gateway_stops_it_refuses_large_messages_that_wait_unread(port):
     clients = [await port.client() for _ in range(4)]
     async with port.gateway._turns.turn("another"):
         for client in clients:

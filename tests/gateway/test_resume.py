@@ -1,4 +1,4 @@
-"""A session without a connection: its buffer, its lifetime, and its resumption."""
+"""Tests of a session without a connection: its buffer, lifetime and resumption."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 LONG = 600.0
-"""Seconds, longer than any test takes."""
+"""Seconds for which a lost session is held: longer than any test takes."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def until_none_is_open(port):
             await asyncio.sleep(0.01)  # There is no event to wait for.
 
 
-async def test_replies_and_news_are_buffered_and_come_in_order(port):
+async def test_replies_and_news_of_a_lost_session_are_buffered_and_sent_in_order(port):
     client = await park(port, 3)
     port.harbour.answer(1)
     port.gateway.push(client.session, event("moved", {"n": 1}, "fleet"))
@@ -98,7 +98,7 @@ async def test_a_session_that_is_not_resumed_in_time_ends(open_port, settings):
     assert reply["error"]["code"] == "not_found"
 
 
-async def test_too_many_buffered_replies_end_a_session(port):
+async def test_too_many_buffered_replies_end_a_lost_session(port):
     client = await park(port, 3)
     port.harbour.answer(0, "x" * (HELD_BYTES_MAX - 1_000))
     assert client.session in port.harbour.sessions
@@ -107,7 +107,7 @@ async def test_too_many_buffered_replies_end_a_session(port):
     port.harbour.answer(2)
 
 
-async def test_news_beyond_the_buffer_are_counted(port):
+async def test_news_of_a_lost_session_beyond_the_buffer_are_counted(port):
     client = await port.client()
     assert await client.answers(0)
     await lose(port, client)
@@ -154,7 +154,7 @@ async def test_a_removed_token_ends_a_disconnected_session(open_port):
     assert not port.harbour.sessions
 
 
-async def test_a_stop_ends_disconnected_sessions(port):
+async def test_a_stop_of_the_gateway_ends_disconnected_sessions(port):
     await park(port, 1)
     await port.gateway.close()
     assert not port.harbour.sessions

@@ -1,4 +1,4 @@
-"""The gateway as the daemon sees it: its sessions, its limits, a clean stop."""
+"""Tests of the gateway as the daemon sees it: sessions, limits, a clean stop."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def test_an_ended_session_gets_no_messages(port):
     port.gateway.park(Address(port.harbour.ever[0], 1))
 
 
-async def test_one_message_has_one_reply(port):
+async def test_each_message_has_a_single_reply(port):
     client = await port.client()
     await client.ask(1)
     await client.reply()
@@ -50,7 +50,7 @@ async def test_one_message_has_one_reply(port):
             port.gateway.tell(Address(session, number), b"{}")
 
 
-async def test_news_are_sent_after_the_reply_that_announces_them(port):
+async def test_news_of_a_lease_are_sent_after_the_reply_that_grants_the_lease(port):
     client = await port.client()
     await client.ask(1, "hold")
     await port.harbour.until(lambda: 1 in port.harbour.held)
@@ -61,7 +61,7 @@ async def test_news_are_sent_after_the_reply_that_announces_them(port):
     assert port.gateway.stats().events_total == 1
 
 
-async def test_a_full_server_refuses_sessions_until_one_ends(open_port):
+async def test_a_full_server_refuses_sessions_until_a_session_ends(open_port):
     port = await open_port(sessions_max=2)
     first, _ = await port.client(), await port.client()
     with pytest.raises(InvalidStatus) as refused:
@@ -99,7 +99,7 @@ async def test_connections_that_send_nothing_do_not_lock_clients_out(open_port):
         writer.close()
 
 
-async def test_one_address_leaves_sessions_to_others(open_port):
+async def test_one_address_leaves_sessions_to_other_addresses(open_port):
     port = await open_port(sessions_max=4)
     for _ in range(3):
         await port.client()
@@ -141,7 +141,9 @@ async def test_a_defect_in_the_daemon_is_reported_and_closes_the_session(port, f
 # Stopping ------------------------------------------------------------------------------------
 
 
-async def test_a_stop_closes_all_clients_with_1012_and_logs_nothing(open_port, caplog):
+async def test_a_stop_of_the_gateway_closes_all_clients_with_1012_and_logs_nothing(
+    open_port, caplog
+):
     port = await open_port()
     clients = [await port.client() for _ in range(50)]
     gc.collect()  # So that leftovers of other tests are not logged below.
@@ -154,7 +156,7 @@ async def test_a_stop_closes_all_clients_with_1012_and_logs_nothing(open_port, c
         await asyncio.open_connection("127.0.0.1", port.number)
 
 
-async def test_a_replaced_handler_sends_no_answers(open_port):
+async def test_a_handler_that_was_replaced_sends_no_answers(open_port):
     """A standby that becomes leader has new handlers, which know no old sessions."""
     port = await open_port()
     before = await port.client()
@@ -169,7 +171,9 @@ async def test_a_replaced_handler_sends_no_answers(open_port):
 
 
 @pytest.mark.parametrize(("do", "patient"), [("hold", False), ("park", True)])
-async def test_a_stop_waits_neither_for_the_queue_nor_for_a_defect(open_port, do, patient):
+async def test_a_stop_of_the_gateway_waits_neither_for_the_queue_nor_for_a_defect(
+    open_port, do, patient
+):
     port = await open_port(drain_seconds_max=1_000)
     client = await port.client()
     await client.ask(1, do)
@@ -179,7 +183,7 @@ async def test_a_stop_waits_neither_for_the_queue_nor_for_a_defect(open_port, do
     assert await client.close_code() == Close.RESTART
 
 
-async def test_a_stop_waits_for_replies_in_progress(open_port):
+async def test_a_stop_of_the_gateway_waits_for_replies_in_progress(open_port):
     port = await open_port(drain_seconds_max=20)
     client = await port.client()
     await client.ask(1, "hold")
@@ -195,7 +199,7 @@ async def test_a_stop_waits_for_replies_in_progress(open_port):
     await closing
 
 
-async def test_a_stop_is_bounded_whichever_client_does_not_react(open_port):
+async def test_the_time_of_a_stop_is_bounded_although_a_client_does_not_react(open_port):
     port = await open_port(drain_seconds_max=0.1)
     silent = await asyncio.open_connection("127.0.0.1", port.number)
     waiting = await port.client()
@@ -210,7 +214,7 @@ async def test_a_stop_is_bounded_whichever_client_does_not_react(open_port):
 
 
 @pytest.mark.parametrize("fields", [{}, {"id": 1}])
-async def test_a_stop_does_not_wait_for_a_stalled_daemon(open_port, fields):
+async def test_a_stop_of_the_gateway_does_not_wait_for_a_stalled_daemon(open_port, fields):
     port = await open_port(drain_seconds_max=0.1)
     client = await port.client()
     await client.ask(1, "wait", **fields)

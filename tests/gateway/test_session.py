@@ -1,4 +1,4 @@
-"""One session: replies in their order, and no message lost under load."""
+"""A session sends replies in their order, and loses no message under load."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ async def test_an_invalid_message_gets_an_error_and_the_socket_stays_open(port):
         assert await client.answers()
 
 
-async def test_any_mix_of_messages_is_answered_in_order_and_once(port):
+async def test_any_mix_of_messages_gets_its_replies_in_order_and_only_once(port):
     dice = random.Random(7)
     client = await port.client()
     kinds = [
@@ -82,7 +82,7 @@ async def test_messages_that_wait_for_room_keep_their_order(port):
     assert port.harbour.taken == ["other", 0, 1, 2]
 
 
-async def test_a_slow_request_with_an_id_delays_no_other(port):
+async def test_a_slow_request_with_an_id_delays_no_other_request(port):
     client = await port.client()
     await client.ask(0, "wait", id="slow")
     await client.ask(1, id="quick")
@@ -93,7 +93,7 @@ async def test_a_slow_request_with_an_id_delays_no_other(port):
     assert (await client.reply())["id"] == "slow"
 
 
-async def test_messages_before_a_close_are_read_on_the_slow_path(port):
+async def test_messages_that_wait_for_room_before_a_close_are_read(port):
     client = await port.client()
     for n in range(5):
         await client.ask(n, "wait", **({"id": n} if n % 2 else {}))
@@ -107,7 +107,9 @@ async def test_messages_before_a_close_are_read_on_the_slow_path(port):
 
 
 @pytest.mark.parametrize("fields", [{}, {"id": 1}])
-async def test_at_the_limit_the_session_stops_reading_and_drops_nothing(open_port, fields):
+async def test_at_the_limit_of_open_requests_a_session_stops_reading_and_drops_no_message(
+    open_port, fields
+):
     port = await open_port(inflight_max=4)
     client = await port.client()
     for n in range(50):
@@ -120,7 +122,7 @@ async def test_at_the_limit_the_session_stops_reading_and_drops_nothing(open_por
     assert [await client.data() for _ in range(50)] == list(range(50))
 
 
-async def test_replies_that_wait_for_earlier_ones_count_too(open_port):
+async def test_replies_that_wait_for_earlier_replies_count_for_the_limit(open_port):
     port = await open_port(inflight_max=4)
     client = await port.client()
     await client.ask("first", "hold")
@@ -134,7 +136,7 @@ async def test_replies_that_wait_for_earlier_ones_count_too(open_port):
     assert [(await client.data())["n"] for _ in range(20)] == list(range(20))
 
 
-async def test_one_session_at_its_limit_does_not_hold_up_another(open_port):
+async def test_a_session_at_its_limit_does_not_hold_up_another_session(open_port):
     port = await open_port(inflight_max=1)
     full, free = await port.client(), await port.client()
     for n in range(3):
@@ -189,7 +191,7 @@ async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open
     assert port.gateway.stats().parked == 20
 
 
-async def test_a_socket_that_is_not_read_for_a_while_is_not_closed(open_port):
+async def test_a_socket_that_the_server_does_not_read_for_a_while_stays_open(open_port):
     port = await open_port(inflight_max=1, ping_interval_seconds=0.05, ping_timeout_seconds=0.05)
     client = await port.client()
     for n in range(60):  # More messages than the server reads ahead.

@@ -1,4 +1,4 @@
-"""The files of the tree, and its Python sources, for the house rules."""
+"""Fixtures with the files of the tree and its Python sources, for the house rules."""
 
 import ast
 import shutil
@@ -78,13 +78,13 @@ def _names() -> Callable[[Path], list[str]]:
 
 @pytest.fixture(scope="session")
 def tree() -> list[Source]:
-    """Every text file."""
+    """All text files of the tree."""
     return [each for each in _SOURCES if not each.name.endswith((".gz", ".png", ".zip"))]
 
 
 @pytest.fixture(scope="session")
 def sources() -> list[Source]:
-    """Every Python file of the product."""
+    """All Python files of the product."""
     return [
         each for each in _SOURCES if each.name.startswith(PACKAGES) and each.name.endswith(".py")
     ]
@@ -92,7 +92,7 @@ def sources() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def tests() -> list[Source]:
-    """Every Python file of the tests."""
+    """All Python files of the tests."""
     return [
         each for each in _SOURCES if each.name.startswith("tests/") and each.name.endswith(".py")
     ]

@@ -1,4 +1,4 @@
-"""Breaking and harmless changes of the specifications, as `make lint` sees them."""
+"""Tests of the check that tells breaking from harmless changes of the specifications."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ def schemas(document):
     return document["components"]["schemas"]
 
 
-def test_an_unchanged_specification_breaks_nothing(breaking, root: Path, new) -> None:
+def test_an_unchanged_specification_breaks_no_client(breaking, root: Path, new) -> None:
     assert list(breaking.asyncapi_breaks(asyncapi("1.0"), new)) == []
     path = root / "tools" / "released" / "openapi.json"
     released = json.loads(path.read_text())
@@ -104,7 +104,7 @@ def add_a_code(d):
 
 
 @pytest.mark.parametrize("change", [say_more, tell_more, raise_a_bound, add_a_code])
-def test_additions_break_nothing(breaking, new, change) -> None:
+def test_additions_to_a_specification_break_no_client(breaking, new, change) -> None:
     change(new)
     assert list(breaking.asyncapi_breaks(asyncapi("1.0"), new)) == []
 

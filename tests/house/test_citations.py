@@ -60,7 +60,7 @@ def test_every_cited_page_and_section_exists(sources, tests, root) -> None:
     assert sum("docs/reference/" in each.text for each in files) > 10
 
 
-def test_nothing_is_cited_by_number(sources) -> None:
+def test_no_page_or_section_is_cited_by_number(sources) -> None:
     assert leading_nowhere(sources) == []
 
 

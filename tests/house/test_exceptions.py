@@ -1,4 +1,4 @@
-"""Exceptions for callers: one tree per public package, shown in its docstring."""
+"""The exceptions of a public package are one tree, which the package's docstring shows."""
 
 import importlib
 import re
@@ -41,7 +41,7 @@ def test_the_exceptions_of_a_public_package_are_one_tree(package: str) -> None:
         assert [each.__name__ for each in errors if each.__name__ not in drawn] == []
 
 
-def test_the_client_has_such_a_tree() -> None:
+def test_the_exceptions_of_the_client_are_one_tree() -> None:
     assert exported_exceptions("moorage_client")
 
 
@@ -61,8 +61,8 @@ print(*threading.enumerate())
 
 
 @pytest.mark.heavy  # All extras.
-def test_the_packages_import_without_starting_anything(tmp_path) -> None:
-    """Importing a module has no side effects: no warning, no thread, no file."""
+def test_the_public_packages_import_without_side_effects(tmp_path) -> None:
+    """The import of a module causes no warning, starts no thread and writes no file."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_EVERYTHING],
         cwd=tmp_path,

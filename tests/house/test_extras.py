@@ -1,4 +1,4 @@
-"""Messages that name the extra to install."""
+"""Tests of the messages that name the extra to install."""
 
 import subprocess
 import sys

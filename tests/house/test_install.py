@@ -37,7 +37,7 @@ def project(root: Path) -> Any:
 
 
 def requirements(names: list[str]) -> Iterator[str]:
-    """Yield these distributions and all that they need; extras are left out."""
+    """Yield distributions and their requirements, without those of extras."""
     seen: set[str] = set()
     while names:
         name = names.pop()
@@ -52,7 +52,7 @@ def requirements(names: list[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a distribution is installed; those for other systems do not count."""
+    """Return whether a distribution is installed; requirements of other systems are not."""
     try:
         distribution(name)
     except ModuleNotFoundError:
@@ -62,7 +62,7 @@ def is_installed(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(wheel: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Install the wheel with its direct dependencies and theirs; return the Python to run."""
+    """Install the wheel with all its dependencies; return the Python that has them."""
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder / "venv", with_pip=False)
     (packages,) = (folder / "venv").glob("lib/python3*/site-packages")
@@ -186,7 +186,7 @@ def test_trying_a_policy_names_the_extra(client: Run, tmp_path: Path) -> None:
     assert "pip install 'moorage[server]'" in ran.stderr
 
 
-def test_importing_the_client_imports_nothing_heavy(client: Run) -> None:
+def test_the_import_of_the_client_imports_no_heavy_package(client: Run) -> None:
     """The client does not even import `typing`, which takes longer than all other modules."""
     heavy = "{'typing', 'asyncio', 're', 'requests', 'rich', 'numpy', 'msgspec', 'yaml'}"
     ran = client(f"import sys; b = set(sys.modules); import moorage_client; "

@@ -1,4 +1,4 @@
-"""Imports go down and siblings do not meet; each contract catches its violation."""
+"""Imports go only to lower layers and not to siblings; each contract catches a violation."""
 
 import os
 import re
@@ -109,8 +109,8 @@ def named(name: str, line: str) -> str:
     return f"{module} -> {line.split()[1]}" if line else module
 
 
-def test_bad_imports_break_their_contract(copy: Path) -> None:
-    """All violations are made at once, and the report lists each under its contract."""
+def test_forbidden_imports_break_the_contract_about_them(copy: Path) -> None:
+    """The test makes all violations at once, and the report lists each under its contract."""
     before = {}
     for name, line, _ in MUTANTS:
         path = copy / name

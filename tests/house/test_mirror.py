@@ -35,7 +35,9 @@ def packages(root: Path) -> dict[str, Path]:
     return found | {name: root / place for name, place in OUTSIDE.items()}
 
 
-def test_every_folder_of_tests_is_that_of_a_package_or_spans_several(root: Path, tests) -> None:
+def test_each_folder_of_tests_belongs_to_a_package_or_spans_several_packages(
+    root: Path, tests
+) -> None:
     folders = {each.name.split("/")[1] for each in tests if each.name.count("/") > 1}
     assert folders - ACROSS <= set(packages(root))
 
@@ -58,13 +60,13 @@ def test_every_package_has_its_tests(root: Path, tests) -> None:
     assert {name for name in untested if AS_A_WHOLE.get(name) not in tested} == set()
 
 
-def test_each_kind_has_its_protocol_file(root: Path) -> None:
+def test_each_kind_of_implementation_has_the_file_of_its_interface(root: Path) -> None:
     server = root / "server" / "moorage"
     assert [name for name in KINDS if not (server / name).is_file()] == []
 
 
 def test_every_test_is_collected(tests) -> None:
-    """A file of tests under another name would never run."""
+    """pytest would never run tests in a file without the prefix `test_`."""
     lost = [
         each.name
         for each in tests

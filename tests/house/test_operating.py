@@ -1,4 +1,4 @@
-"""Files for operators: the Makefile, the systemd unit, and the image."""
+"""Tests of the files for operators: the Makefile, the systemd unit, and the image."""
 
 import configparser
 import re
@@ -22,7 +22,7 @@ def test_every_setting_is_read_somewhere(sources) -> None:
 
 
 def test_the_daemon_accepts_every_variable_that_the_clients_read(sources) -> None:
-    """The daemon refuses unknown names, and both often share one environment."""
+    """The daemon refuses unknown variables, and often shares its environment with clients."""
     clients = "\n".join(each.text for each in sources if each.name.startswith("clients/"))
     names = set(re.findall(r"\bMOORAGE_[A-Z_]+\b", clients))
     assert names
@@ -44,13 +44,13 @@ def test_without_a_supported_python_make_names_the_remedy(root: Path, tmp_path: 
     assert "PYTHON=/path/to/python3" in shown.stderr
 
 
-def test_ci_is_a_shell_script_without_syntax_errors(root: Path) -> None:
+def test_the_script_ci_run_has_no_syntax_errors(root: Path) -> None:
     script = root / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     subprocess.run(["bash", "-n", script], check=True)
 
 
-def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
+def test_the_systemd_unit_and_the_image_use_settings_that_exist(root: Path) -> None:
     known = {each.environment for each in settings().values()} | OTHER_NAMES
     for name in ("deploy/systemd/moored.service", "deploy/compose.yaml", "Dockerfile"):
         used = set(
@@ -67,7 +67,9 @@ def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"), [("moored.service", ["serve"]), ("moored-agent.service", ["agent"])]
 )
-def test_the_unit_starts_an_installed_program(root: Path, name: str, words: list[str]) -> None:
+def test_the_systemd_unit_starts_an_installed_program(
+    root: Path, name: str, words: list[str]
+) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
     unit.read(root / "deploy" / "systemd" / name)
@@ -78,7 +80,7 @@ def test_the_unit_starts_an_installed_program(root: Path, name: str, words: list
 
 
 @pytest.mark.parametrize("name", ["moored.service", "moored-agent.service"])
-def test_under_the_unit_workloads_outlive_a_restart(root: Path, name: str) -> None:
+def test_workloads_outlive_a_restart_of_the_systemd_unit(root: Path, name: str) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
     unit.read(root / "deploy" / "systemd" / name)
@@ -114,7 +116,7 @@ def test_no_systemd_unit_hides_devices_from_workloads(root: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(("name", "tenths"), [("moored", 33), ("moored-agent", 42)])
 def test_systemd_rates_the_exposure_of_the_unit_as_low(root: Path, name: str, tenths: int) -> None:
-    """Exposure is rated from 0 to 10; the rest is due to network, namespaces and workloads."""
+    """systemd rates exposure from 0 to 10; network, namespaces and workloads cause the rest."""
     unit = root / "deploy" / "systemd" / f"{name}.service"
     # 0 is not an exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", unit]
@@ -122,7 +124,9 @@ def test_systemd_rates_the_exposure_of_the_unit_as_low(root: Path, name: str, te
     assert done.returncode == 0, done.stdout.rstrip().rpartition("\n")[2]
 
 
-def test_compose_gives_no_privilege_and_no_port_to_the_network(root: Path) -> None:
+def test_compose_gives_the_container_no_privilege_and_opens_no_port_to_the_network(
+    root: Path,
+) -> None:
     text = (root / "deploy" / "compose.yaml").read_text()
     service = yaml.safe_load(text)["services"]["moored"]
     assert service["read_only"] is True
@@ -134,7 +138,7 @@ def test_compose_gives_no_privilege_and_no_port_to_the_network(root: Path) -> No
     assert f"VOLUME {service['volumes'][0].partition(':')[2]}" in image
 
 
-def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
+def test_the_container_image_needs_tokens_beyond_loopback(root: Path) -> None:
     image = (root / "Dockerfile").read_text()
     environ = dict(
         re.findall(
@@ -147,7 +151,7 @@ def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
         Config.load({}, environ)
 
 
-def test_the_image_checks_the_set_port_and_keeps_its_data(root: Path) -> None:
+def test_the_image_checks_the_health_at_the_set_port_and_keeps_its_data(root: Path) -> None:
     image = (root / "Dockerfile").read_text()
     assert 'CMD ["moored", "health"]' in image.partition("HEALTHCHECK")[2]
     installing, _, building = image.partition(" AS build\n")

@@ -57,7 +57,7 @@ def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_the_option_skips_fail_turns_skips_into_failures(
+def test_the_option_skips_fail_makes_a_skipped_test_fail(
     root: Path, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_skipping.py").write_text(SKIPPING)

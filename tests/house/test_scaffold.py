@@ -24,7 +24,7 @@ OUTSIDE_MAX = 3
 
 @pytest.mark.parametrize("name", ["aws", "kubernetes", "ray"])
 def test_few_files_outside_its_folder_name_a_backend(root: Path, sources, name: str) -> None:
-    """Files outside import a backend, name it, use its settings, or describe it."""
+    """Such a file imports a backend, has its name, uses its settings, or describes it."""
     words = [
         f"moorage.backends.{name}",
         *(each + "\\b" for each in read_settings(kinds()[name].settings)),

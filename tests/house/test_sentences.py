@@ -1,4 +1,4 @@
-"""Pages are written in short sentences: at most 30 words, for nine of ten."""
+"""Nine of ten sentences of the pages have at most 30 words."""
 
 import re
 

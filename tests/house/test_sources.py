@@ -97,7 +97,7 @@ def naps(files: list) -> list[str]:
     ]
 
 
-def test_no_code_waits_by_the_clock(sources, tests) -> None:
+def test_no_code_sleeps_for_a_fixed_time_without_a_reason(sources, tests) -> None:
     """Code waits for events, with a time limit; a line that must poll says why."""
     assert naps([*sources, *tests]) == []
 
@@ -122,7 +122,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 
 def test_no_test_asserts_a_time(tests) -> None:
-    """Other work on the machine changes times: `moored bench` reports them, tests count."""
+    """Other work on the machine changes times, so tests count, and `moored bench` reports times."""
     assert matching_lines(_TIMED, tests) == []
 
 
@@ -153,7 +153,7 @@ def unsafe_children(files) -> list[str]:
 
 
 def test_no_child_process_imports_from_the_working_directory(sources) -> None:
-    """The working directory is the user's, and may hold modules named like standard ones."""
+    """The working directory is the user's, and may have modules with names of standard modules."""
     ours = [each for each in sources if each.name.startswith(("server/", "clients/"))]
     assert unsafe_children(ours) == []
 
@@ -229,7 +229,7 @@ def _is_closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
     return closed or re.search(r"  # .*\w{3}", lines[case.pattern.lineno - 1]) is not None
 
 
-def test_a_match_closes_its_union_or_says_why_it_is_open(sources) -> None:
+def test_a_match_statement_covers_its_union_or_says_why_it_does_not(sources) -> None:
     assert open_ends(sources) == []
 
 
@@ -328,7 +328,7 @@ def test_a_public_class_is_defined_once(sources) -> None:
     assert {name: places for name, places in several.items() if name not in SEVERAL} == {}
 
 
-def test_each_name_on_the_list_of_repeated_names_is_repeated(sources) -> None:
+def test_each_name_on_the_list_of_repeated_class_names_is_repeated(sources) -> None:
     several = {name for name, places in classes(sources).items() if len(places) > 1}
     assert set(SEVERAL) - several == set()
 
@@ -482,7 +482,7 @@ LOOSENED: dict[str, int] = {
 
 
 def measure(sources) -> Iterator[tuple[str, int, int]]:
-    """Yield every file and function: its name, its number of lines, and its bound."""
+    """Yield the name, the number of lines and the bound of every file and function."""
     for source in sources:
         yield source.name, len(source.lines), FILE_LINES_MAX
         for node in source.nodes:
@@ -491,7 +491,7 @@ def measure(sources) -> Iterator[tuple[str, int, int]]:
                 yield f"{source.name}:{node.name}", lines, FUNCTION_LINES_MAX
 
 
-def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
+def test_no_file_has_over_1000_lines_and_no_function_over_70(sources) -> None:
     too_long = {
         subject: lines
         for subject, lines, allowed in measure(sources)
@@ -500,7 +500,7 @@ def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
     assert too_long == {}
 
 
-def test_exceptions_to_rules_are_needed_and_have_reasons(sources, tests) -> None:
+def test_exceptions_to_the_bounds_of_size_are_needed_and_have_reasons(sources, tests) -> None:
     actual = {subject: (lines, allowed) for subject, lines, allowed in measure(sources)}
     here = next(each for each in tests if each.name == "tests/house/test_sources.py")
     for subject, loosened in LOOSENED.items():

@@ -1,4 +1,4 @@
-"""The wheel has the whole product and nothing else."""
+"""The wheel has the whole product and no other file."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 
-def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
+def test_the_wheel_has_every_source_file_and_no_other_file(wheel: Path, tree) -> None:
     tops = ("server/", "policies/", "clients/moorage_client/")
     expected = {
         each.name.partition("/")[2]
@@ -20,7 +20,7 @@ def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_runs_without_the_tree(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_runs_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:
     """An installed policy package is found although no checkout is near."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

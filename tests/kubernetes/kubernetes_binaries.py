@@ -31,7 +31,7 @@ _LINKING: Final = (
 
 @dataclass(frozen=True)
 class Program:
-    """The package to build, and the folder of `tools` whose go.mod gives the version."""
+    """A program to build: its Go package, and the folder of `tools` whose go.mod sets versions."""
 
     module: str
     package: str

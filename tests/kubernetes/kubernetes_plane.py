@@ -34,9 +34,9 @@ READY_SECONDS_MAX: Final = 120.0
 """Longest start of a program in seconds; three are usual on an idle machine."""
 POLL_SECONDS: Final = 0.05
 USERS: Final = ("admin", "moorage", "nobody")
-"""Users: an administrator, and two without rights until a test grants some."""
+"""Users of the plane: an administrator, and two users without rights until a test grants some."""
 NODE_GRACE_SECONDS: Final = 20
-"""A node counts as lost after this time without a report of its kubelet."""
+"""Seconds without a report of its kubelet after which a node counts as lost."""
 KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "ClusterRole": ("rbac.authorization.k8s.io/v1", False),
     "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", False),
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "RoleBinding": ("rbac.authorization.k8s.io/v1", True),
     "Service": ("v1", True),
 }
-"""Kind → its API version, and whether its objects have namespaces."""
+"""By kind: its API version, and whether its objects have namespaces."""
 
 _CONTROLLERS: Final = (
     "deployment-controller",
@@ -118,7 +118,7 @@ class Plane:
     @classmethod
     @contextlib.contextmanager
     def run(cls, folder: Path, grace_seconds: int = NODE_GRACE_SECONDS) -> Iterator[Self]:
-        """Run a plane until the block ends."""
+        """Run a control plane until the block ends."""
         plane = cls(folder, grace_seconds)
         try:
             plane._start_all()
@@ -192,7 +192,7 @@ class Plane:
         return self._children[name].pid
 
     def mend(self) -> None:
-        """Restart the killed programs, and resume the paused ones."""
+        """Restart killed programs of the plane, and resume paused programs."""
         for name, child in self._children.items():
             if child.poll() is None:
                 child.send_signal(signal.SIGCONT)
@@ -258,7 +258,7 @@ class Plane:
         self.call("DELETE", _path(kind, namespace, name))
 
     def clear(self) -> None:
-        """Delete everything that tests create, and wait until it is gone."""
+        """Delete all objects that tests create, and wait until they are gone."""
         makers = ("Deployment", "ReplicaSet", "Job")
         kinds = (*makers, "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "Node")
         for kind in kinds:
@@ -292,7 +292,7 @@ class Plane:
     def until(
         self, happened: Callable[[], _T], what: str, seconds: float = READY_SECONDS_MAX
     ) -> _T:
-        """Call a function repeatedly, and return its first true result.
+        """Call a function repeatedly until its result is true, and return this result.
 
         Raises:
             PlaneError: No true result came in time, or a program of the plane ended meanwhile.
@@ -502,8 +502,8 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
     return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
 
 
-def _namespace(thing: dict[str, Any]) -> str:
-    return thing["metadata"].get("namespace", "default")
+def _namespace(document: dict[str, Any]) -> str:
+    return document["metadata"].get("namespace", "default")
 
 
 def _free_ports(count: int) -> list[int]:

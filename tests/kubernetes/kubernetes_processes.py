@@ -1,4 +1,4 @@
-"""Simulated kubelet for pods of the chart: each pod is a real `moored serve` on this machine."""
+"""A simulated kubelet that runs each pod of the chart as a `moored serve` on this machine."""
 
 import contextlib
 import threading

@@ -38,7 +38,7 @@ class Wire:
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
     async def cut(self) -> None:
-        """Break off all connections, and refuse new ones."""
+        """Break off all connections, and refuse new connections."""
         self._server.close()
         self._server = None
         for each in self._open:

@@ -45,7 +45,7 @@ Logs are in {logs}. Ctrl-C ends all of it.
 
 
 def populate(plane: Plane) -> None:
-    """Make the nodes."""
+    """Create the fake GPU nodes of the playground."""
     plane.create(device_class())
     rack = "topology.kubernetes.io/rack"
     for number in (1, 2):
@@ -91,7 +91,7 @@ def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, An
 
 
 async def main(*options: str) -> None:
-    """Start everything, and run until Ctrl-C."""
+    """Start the control plane and the daemon, and run both until Ctrl-C."""
     programs = binaries(*CONTROL_PLANE, "kubectl")
     task = asyncio.current_task()
     for each in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""Programs of the control plane: installed ones are used; without Go, an error says so."""
+"""Tests use installed programs of the control plane; without Go, an error names the remedy."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parent / "kubernetes_binaries.py"
 
 
 def run(cache: Path, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Look for programs where neither Go nor built programs exist."""
+    """Look for the programs on a machine with neither Go nor built programs."""
     variables = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(cache), **environment}
     return subprocess.run(
         [sys.executable, SCRIPT, *names], env=variables, capture_output=True, text=True, check=False

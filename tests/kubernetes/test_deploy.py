@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: an API server accepts them, and their rights suffice."""
+"""An API server accepts the manifests of deploy/kubernetes, and their rights suffice."""
 
 import asyncio
 import contextlib
@@ -58,23 +58,23 @@ def manifests(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
-def path(thing: dict[str, Any]) -> str:
-    kind = thing["kind"]
+def path(manifest: dict[str, Any]) -> str:
+    kind = manifest["kind"]
     root = GROUPS.get(kind, "/apis/rbac.authorization.k8s.io/v1")
-    place = "" if kind in CLUSTER_WIDE else f"/namespaces/{thing['metadata']['namespace']}"
+    place = "" if kind in CLUSTER_WIDE else f"/namespaces/{manifest['metadata']['namespace']}"
     plural = kind.lower()[:-1] + "ies" if kind.endswith("y") else kind.lower() + "s"
     return f"{root}{place}/{plural}"
 
 
-def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
-    plane.call("POST", path(thing), thing, fieldValidation="Strict", **parameters)
+def apply(plane: Plane, manifest: dict[str, Any], **parameters: str) -> None:
+    plane.call("POST", path(manifest), manifest, fieldValidation="Strict", **parameters)
 
 
 @pytest.fixture(scope="module")
 def plane_with_roles(plane: Plane) -> Plane:
-    """Grant the account the rights in rbac.yaml."""
-    for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
-        apply(plane, thing)
+    """The control plane, whose account of the Deployment has the rights in rbac.yaml."""
+    for manifest in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
+        apply(plane, manifest)
     return plane
 
 
@@ -91,8 +91,8 @@ def account(plane_with_roles: Plane, fresh_plane: Plane, tmp_path: Path) -> Path
 
 
 def test_an_api_server_accepts_each_manifest_with_every_field(plane_with_roles: Plane) -> None:
-    for thing in manifests("moored.yaml"):
-        apply(plane_with_roles, thing, dryRun="All")
+    for manifest in manifests("moored.yaml"):
+        apply(plane_with_roles, manifest, dryRun="All")
 
 
 def test_the_commands_of_the_manifests_work_in_order(fresh_plane: Plane, tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_the_deployment_uses_the_defined_account_volume_and_ports() -> None:
 
 @contextlib.contextmanager
 def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
-    """Remove one right for a while."""
+    """Remove a right of the account until the block ends."""
     rules = plane.call("GET", INVENTORY)["rules"]
     fewer = [{**each, "resources": [*each["resources"]]} for each in rules]
     fewer[group]["resources"].remove(resource)
 
     def set_rules(now: list[dict[str, Any]], *, allowed: bool) -> None:
-        """Change the rules, and wait until the API server applies them."""
+        """Change the rules of a role, and wait until the API server applies the rules."""
         plane.call("PATCH", INVENTORY, {"rules": now})
         named = {"group": rules[group]["apiGroups"][0], "resource": resource, "verb": "list"}
         review = {"spec": {"user": USER, "resourceAttributes": named}}
@@ -193,13 +193,17 @@ async def test_the_inventory_needs_exactly_the_rights_that_it_has(
         ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
     ],
 )
-async def test_the_role_forbids_all_other_calls(account: Path, method: str, where: str) -> None:
+async def test_the_role_of_moored_forbids_all_other_calls(
+    account: Path, method: str, where: str
+) -> None:
     async with await ClusterConnection.open(account) as connection:
         with pytest.raises(KubernetesError, match="403 Forbidden"):
             await connection.call(method, where, None if method == "GET" else {})
 
 
-def test_a_daemon_with_these_rights_leases_gpus(plane_with_roles: Plane, account: Path) -> None:
+def test_a_daemon_with_the_rights_of_the_manifests_leases_gpus(
+    plane_with_roles: Plane, account: Path
+) -> None:
     plane_with_roles.create(node("n1", gpus=2))
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "here="
@@ -231,9 +235,9 @@ def calls_since(plane: Plane, since: int) -> set[tuple[str, str]]:
 def rights(*names: str) -> set[tuple[str, str]]:
     return {
         (resource, verb)
-        for thing in manifests("rbac.yaml")
-        if thing["kind"] in {"Role", "ClusterRole"} and thing["metadata"]["name"] in names
-        for rule in thing["rules"]
+        for manifest in manifests("rbac.yaml")
+        if manifest["kind"] in {"Role", "ClusterRole"} and manifest["metadata"]["name"] in names
+        for rule in manifest["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
@@ -289,7 +293,7 @@ async def test_the_backend_needs_exactly_the_rights_that_it_has(
     }
 
 
-async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_nothing_behind(
+async def test_without_the_right_to_create_pods_a_start_fails_at_once_and_leaves_nothing_behind(
     plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
     plane_with_roles.create(*dra_node("n1", 4))
@@ -307,8 +311,8 @@ async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_noth
         await backend.close()
 
 
-def test_the_plane_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
-    thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
-    thing["spec"]["selektor"] = {}
+def test_the_api_server_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
+    manifest = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
+    manifest["spec"]["selektor"] = {}
     with pytest.raises(PlaneError, match="selektor"):
-        apply(plane_with_roles, thing, dryRun="All")
+        apply(plane_with_roles, manifest, dryRun="All")

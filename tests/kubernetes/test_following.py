@@ -1,4 +1,4 @@
-"""A daemon beside a real Kubernetes: its inventory, unknown states, and forbidden grants."""
+"""Tests of a daemon that follows a Kubernetes: inventory, unknown states, forbidden grants."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,7 +110,7 @@ def world(fresh_plane: Plane, running: Running) -> Iterator[World]:
             world.release(each)
 
 
-def test_gpus_in_use_by_others_are_not_granted(world: World) -> None:
+def test_gpus_that_other_pods_use_are_not_granted(world: World) -> None:
     world.plane.create(node("n1", gpus=4), pod("theirs", gpus=3, node_name="n1"))
     world.until(lambda: world.free("n1") == 1000, "three of four GPUs are in use")
     assert world.lease().placement[0].node_id == "n1"
@@ -172,7 +172,7 @@ def test_a_foreign_claim_on_a_granted_device_is_reported_and_no_lease_gets_the_d
     assert world.lease().placement[0].gpus == (device,)
 
 
-def test_vanished_devices_and_deleted_nodes_are_drift_and_return_with_their_leases(
+def test_vanished_devices_and_deleted_nodes_are_drift_until_they_return_with_their_leases(
     world: World,
 ) -> None:
     made, devices = dra_node("d1", 2)
@@ -196,7 +196,9 @@ def test_vanished_devices_and_deleted_nodes_are_drift_and_return_with_their_leas
     assert world.refused() == "no_capacity"
 
 
-def test_a_silent_cluster_is_stale_keeps_its_leases_and_gets_no_new_ones(world: World) -> None:
+def test_a_silent_cluster_is_stale_and_keeps_its_leases_and_gets_no_new_leases(
+    world: World,
+) -> None:
     world.until(lambda: "127.0.0.1:9" in world.document("east")["unavailable"], "east is stale")
     world.plane.create(node("n1", gpus=2))
     world.until(lambda: world.free("n1") == 2000, "the node is there")
@@ -215,7 +217,7 @@ def test_a_silent_cluster_is_stale_keeps_its_leases_and_gets_no_new_ones(world: 
     assert world.lease().placement[0].node_id == "n1"
 
 
-def test_a_refused_cluster_is_registered_later(world: World) -> None:
+def test_a_cluster_whose_registration_was_refused_is_registered_later(world: World) -> None:
     machine = {"machineID": "11111111111111111111111111111111"}
     twin = node("n1", gpus=2)
     twin["status"]["nodeInfo"] = machine

@@ -1,4 +1,4 @@
-"""The chart deploy/helm/moorage: the real Helm renders, installs, upgrades and rolls it back."""
+"""Helm renders, installs, upgrades and rolls back the chart deploy/helm/moorage."""
 
 import json
 import os
@@ -36,11 +36,11 @@ ALL: Final = (
     *("--set", "ingress.enabled=true,ingress.host=moorage.example,ingress.tlsSecret=outside"),
     *("--set", "nodeSelector.disk=fast,image.pullSecrets={registry}"),
 )
-"""Options that turn on everything that is off by default."""
+"""Values that turn on all parts of the chart that are off by default."""
 
 
 class Helm:
-    """Helm with separate folders."""
+    """The program Helm, run with separate folders."""
 
     def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
         try:
@@ -125,7 +125,7 @@ def test_helm_lint_finds_no_fault(offline: Helm, words: tuple[str, ...]) -> None
         ("insecurePlaintext=true,env[0].name=MOORAGE_TOKENS,env[0].value=a:b", "/env/0/name"),
     ],
 )
-def test_wrong_values_are_refused_by_name(offline: Helm, values: str, said: str) -> None:
+def test_the_chart_refuses_wrong_values_by_name(offline: Helm, values: str, said: str) -> None:
     assert said in offline.run("template", "moorage", str(CHART), "--set", values, fails=True)
 
 
@@ -152,7 +152,7 @@ def test_the_chart_has_the_rights_of_the_plain_manifests(offline: Helm) -> None:
 
 
 @pytest.mark.parametrize("words", [PLAIN, (*TLS, *ALL)])
-def test_the_pod_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None:
+def test_the_pod_of_the_chart_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None:
     manifests = offline.template(*words)
     spec = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -179,7 +179,7 @@ def test_the_chart_sets_only_existing_settings(offline: Helm) -> None:
         assert len(names) == len(set(names))
 
 
-def test_the_schema_knows_each_setting(offline: Helm) -> None:
+def test_the_schema_of_the_chart_has_each_setting(offline: Helm) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     (rule,) = [each["then"] for each in schema["allOf"] if "backends" in json.dumps(each["if"])]
     names = rule["properties"]["settings"]["propertyNames"]["enum"]
@@ -189,7 +189,9 @@ def test_the_schema_knows_each_setting(offline: Helm) -> None:
     assert known in container(offline.template(*PLAIN, "--set", others))["env"]
 
 
-def test_settings_of_a_file_are_read_as_they_are_written(offline: Helm, tmp_path: Path) -> None:
+def test_settings_in_the_values_of_the_chart_are_read_as_they_are_written(
+    offline: Helm, tmp_path: Path
+) -> None:
     """Helm reads whole numbers of a file as floating-point numbers."""
     given = {
         "message_bytes_max": 4_194_304,
@@ -211,7 +213,7 @@ def test_settings_of_a_file_are_read_as_they_are_written(offline: Helm, tmp_path
     assert {name: getattr(config, name) for name in given} == given
 
 
-def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:
+def test_tls_of_the_chart_reaches_daemon_and_probes_and_scraper(offline: Helm) -> None:
     manifests = offline.template(*TLS, *ALL)
     daemon = container(manifests)
     given = {each["name"]: each.get("value", "") for each in daemon["env"]}
@@ -271,7 +273,9 @@ def test_the_network_policy_lets_the_database_out(
     assert {each["port"] for each in to["ports"]} == ports
 
 
-def test_an_upgrade_scales_one_pod_to_two_and_back(helm: Helm, fresh_plane: Plane) -> None:
+def test_an_upgrade_of_the_chart_scales_one_pod_to_two_and_back(
+    helm: Helm, fresh_plane: Plane
+) -> None:
     where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"
 
     def replicas() -> tuple[int, str]:
@@ -286,7 +290,9 @@ def test_an_upgrade_scales_one_pod_to_two_and_back(helm: Helm, fresh_plane: Plan
     assert replicas() == (1, "Recreate")
 
 
-def test_an_api_server_accepts_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
+def test_an_api_server_accepts_every_field_of_the_chart(
+    helm: Helm, fresh_plane: Plane, tmp_path: Path
+) -> None:
     kubectl = binaries("kubectl")["kubectl"]
     words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")
     file = tmp_path / "rendered.yaml"
@@ -388,7 +394,7 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
 
 
-def test_uninstall_leaves_the_ledger(helm: Helm, namespaces: Plane) -> None:
+def test_helm_uninstall_leaves_the_volume_of_the_ledger(helm: Helm, namespaces: Plane) -> None:
     helm.run("install", "moorage", str(CHART), *PLAIN)
     helm.run("uninstall", "moorage")
     claims = "/api/v1/namespaces/moorage/persistentvolumeclaims"

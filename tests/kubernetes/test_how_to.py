@@ -56,7 +56,7 @@ def environment(fresh_plane: Plane, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def settings() -> str:
-    """Return the block that sets variables."""
+    """Return the block of the page that sets variables."""
     return next(each for each in typed_blocks() if each.startswith("export "))
 
 
@@ -79,7 +79,7 @@ def server(environment: dict[str, str], settings: str) -> Iterator[dict[str, Any
         child.stdout.close()
 
 
-def test_the_page_leads_from_a_kubeconfig_to_a_running_pod(
+def test_the_page_about_kubernetes_leads_from_a_kubeconfig_to_a_running_pod(
     fresh_plane: Plane, environment: dict[str, str], server: dict[str, Any], settings: str
 ) -> None:
     reach = {"MOORAGE_URL": server["ws"], "MOORAGE_HTTP_URL": server["http"]}

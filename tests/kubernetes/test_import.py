@@ -87,7 +87,7 @@ def test_errors_name_the_object_that_cannot_be_imported(fresh_plane: Plane, star
         assert words in said["error"]["reason"]
 
 
-def test_with_watch_each_change_is_registered(
+def test_an_import_with_watch_registers_each_change(
     fresh_plane: Plane, running: Running, start: Start
 ) -> None:
     plane = fresh_plane

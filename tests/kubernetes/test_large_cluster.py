@@ -1,4 +1,4 @@
-"""A cluster of 1,000 nodes and 10,000 pods in many pages: the daemon knows all of them."""
+"""A daemon knows all 1,000 nodes and 10,000 pods of a cluster, which come in many pages."""
 
 import base64
 import json
@@ -61,8 +61,8 @@ def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
             client.post("/v3/kv/txn", json={"success": batch}).raise_for_status()
             batch.clear()
 
-        for key, thing in objects:
-            put = {"key": encode(key), "value": encode(json.dumps(thing))}
+        for key, document in objects:
+            put = {"key": encode(key), "value": encode(json.dumps(document))}
             batch.append({"requestPut": put})
             if len(batch) == BATCH:
                 send()
@@ -82,7 +82,7 @@ def large(plane: Plane) -> Plane:
     return plane
 
 
-def test_a_daemon_knows_all_nodes_and_pods(large: Plane) -> None:
+def test_a_daemon_follows_all_nodes_and_pods_of_a_large_cluster(large: Plane) -> None:
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "large=test",
         "MOORAGE_KUBERNETES_CONFIG": str(large.kubeconfig()),

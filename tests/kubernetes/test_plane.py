@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 STARTED_SECONDS_MAX = 120
 
 
-def test_a_user_without_a_role_may_do_nothing(fresh_plane: Plane) -> None:
+def test_a_kubernetes_user_without_a_role_may_do_nothing(fresh_plane: Plane) -> None:
     with pytest.raises(PlaneError, match="403"):
         fresh_plane.call("GET", "/api/v1/pods", user="nobody")
 
@@ -37,7 +37,7 @@ with Plane.run(Path(sys.argv[2])) as plane:
 """
 
 
-def test_the_plane_ends_with_the_tests(plane: Plane, tmp_path: Path) -> None:
+def test_the_control_plane_ends_with_the_tests(plane: Plane, tmp_path: Path) -> None:
     here = Path(__file__).parent
     owner = subprocess.Popen(
         [sys.executable, "-c", OUTLIVED, here, tmp_path],

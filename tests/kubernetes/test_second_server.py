@@ -30,7 +30,7 @@ POD = {
 def serving(
     folder: Path, plane: Plane, storage: str
 ) -> Iterator[tuple["subprocess.Popen[str]", Any]]:
-    """Run a server with a data folder of its own, which may end with any exit code."""
+    """Run a server with a separate data folder; the server may end with any exit code."""
     variables = {
         **serve_variables(),
         "MOORAGE_STORAGE": storage,
@@ -53,7 +53,7 @@ def starts(plane: Plane) -> list[str]:
     return [each["metadata"]["uid"] for each in plane.all("Pod")]
 
 
-def test_a_takeover_starts_no_pod_again_and_ends_those_of_released_leases(
+def test_a_takeover_starts_no_pod_again_and_ends_the_pods_of_released_leases(
     fresh_plane: Plane, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     fresh_plane.create(node("n1"))

@@ -1,4 +1,4 @@
-"""Backtests: decisions as in production, equal bytes every time, and histories of ledgers."""
+"""Backtests decide as in production, print equal bytes every time, and replay ledgers."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def shipped_policies(*names):
     return [{"shipped": name} for name in names]
 
 
-async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
+async def test_a_backtest_of_equal_input_gives_equal_bytes(trace, tmp_path):
     outcomes = []
     for turn in ("a", "b"):
         files = [tmp_path / f"{turn}.svg", tmp_path / f"{turn}.png"]
@@ -83,7 +83,7 @@ async def test_a_policy_compared_with_itself_shows_no_difference(trace):
     assert outcome["differing"][0]["asks"] == 0
 
 
-async def test_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
+async def test_in_a_backtest_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
     source = (
         "from moorage.policy import best_rows, propose, read_demand\n"
         "class AIOSv1PolicyRule:\n"
@@ -104,7 +104,7 @@ async def test_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
     assert wants["refusals"] == {"bad_message": 5}
 
 
-async def test_with_times_of_the_trace_requests_wait_and_end(trace):
+async def test_in_a_timed_backtest_requests_wait_and_end(trace):
     job = BacktestJob(shipped_policies("first_fit"), **trace, timed=True)
     (at_once,) = (await backtest(job))["rules"]
     assert at_once["asked"] == 40
@@ -117,7 +117,7 @@ async def test_with_times_of_the_trace_requests_wait_and_end(trace):
     assert 0 < waited["waited_seconds_mean"] < 300
 
 
-async def test_only_requests_after_the_warm_up_count(trace):
+async def test_only_requests_after_the_warm_up_count_for_the_result(trace):
     job = BacktestJob(shipped_policies("first_fit", "expected_fill"), **trace, churn=1.2)
     outcome = await backtest(job)
     assert msgspec.json.encode(outcome) == msgspec.json.encode(await backtest(job))
@@ -229,7 +229,7 @@ async def test_errors_name_the_input_that_cannot_be_replayed(trace, tmp_path):
         await backtest(BacktestJob(shipped_policies("first_fit"), **trace))
 
 
-def test_fragmentation_is_capacity_unusable_by_typical_requests(trace, tmp_path):
+def test_fragmentation_is_the_capacity_that_typical_requests_cannot_use(trace, tmp_path):
     fleet = Fleet()
     line = timeline.of_trace(
         tmp_path / "nodes.csv", tmp_path / "pods.csv",
@@ -245,7 +245,7 @@ def test_fragmentation_is_capacity_unusable_by_typical_requests(trace, tmp_path)
     assert fragmentation_milli(fleet, []) == 0
 
 
-def test_a_replayed_request_has_no_key_and_no_policy():
+def test_a_replayed_request_has_no_idempotency_key_and_no_policy():
     ask = Ask(
         RequestId("r"), Tenant("t"), PolicyRef("a:1-b", "d"), demand=Demand(gpus=1),
         terms=LeaseTerms(60.0, 5.0, idempotency_key="k"), parameters={"x": 1},

@@ -1,4 +1,4 @@
-"""Churn: arrivals match the load from the start on, and stay for their drawn time."""
+"""In a churn, arrivals match the load from the start on, and stay for their drawn time."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def held_share_at(coming, at):
 
 
 @pytest.mark.parametrize("stays", STAYS)
-def test_the_load_holds_from_the_first_moment_if_all_fits(stays):
+def test_the_load_holds_from_the_first_moment_if_all_requests_fit(stays):
     how = Churn(0.8, stays, 4.0)
     coming = draw_arrivals(how)
     assert [each.at for each in coming] == sorted(each.at for each in coming)
@@ -50,7 +50,7 @@ def test_stays_by_size_are_longer_for_more_gpus():
     assert mean(500) == pytest.approx(mean(1000), rel=0.1)
 
 
-def test_half_of_the_requests_may_come_from_another_trace():
+def test_the_second_half_of_the_requests_may_come_from_another_trace():
     how, other = Churn(0.8, length=4.0), TracePod("x", 1, 1, 2, 1000)
     coming = draw_arrivals(how, later=[other])
     half = (how.measured_from + how.end) / 2
@@ -59,18 +59,18 @@ def test_half_of_the_requests_may_come_from_another_trace():
     assert held_share_at(coming, how.end - 1) == pytest.approx(0.8, rel=0.15)
 
 
-def test_equal_seeds_draw_equal_requests_and_others_do_not():
+def test_equal_seeds_draw_equal_requests_and_different_seeds_do_not():
     assert (
         draw_arrivals(Churn(0.5)) == draw_arrivals(Churn(0.5)) != draw_arrivals(Churn(0.5), seed=2)
     )
 
 
-def test_a_load_needs_requests_for_gpus():
+def test_a_trace_without_requests_for_gpus_gives_no_load():
     with pytest.raises(CommandError, match="requests for GPUs"):
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 
 
-def test_sizes_have_names_and_an_order():
+def test_sizes_of_requests_have_names_and_an_order():
     sizes = [size_of(pod.gpus, pod.gpu_milli) for pod in PODS] + ["16 GPUs"]
     assert sizes == ["CPU only", "share", "1 GPU", "4 GPUs", "16 GPUs"]
     assert sorted({*sizes}, key=by_size) == sizes

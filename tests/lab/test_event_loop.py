@@ -1,4 +1,4 @@
-"""A coroutine that SIGTERM stops."""
+"""Tests of a program's coroutine that SIGTERM stops."""
 
 import asyncio
 import signal
@@ -48,7 +48,7 @@ def test_the_previous_signal_handler_is_restored_afterwards():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_cancellation_of_another_cause_is_passed_on():
+def test_a_cancellation_that_no_signal_caused_is_passed_on():
     async def raise_cancelled():
         raise asyncio.CancelledError
 

@@ -1,4 +1,4 @@
-"""Offline tests of policies in real cells: sound policies pass, and faults are reported."""
+"""In offline tests of policies in real cells, sound policies pass, and faults are reported."""
 
 import textwrap
 
@@ -88,7 +88,7 @@ async def test_a_server_accepts_the_example_site():
         (policy("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
     ],
 )
-async def test_faults_are_found(document, finding):
+async def test_the_test_of_a_policy_finds_each_kind_of_fault(document, finding):
     big = {**ONE, "resources": {"gpus": 8, "gpu_milli": 1000}}
     report = await try_policy(PolicyTestJob(document, [big, *[ONE] * 9]))
     assert not report.passed
@@ -110,7 +110,7 @@ NONE = "'NoneType' object is not subscriptable"
         ("known[0]['cluster_metrics']['cluster'], metrics.get_cluster('beta')", NONE),
     ],
 )
-async def test_dependence_on_metrics_is_found(body, says):
+async def test_the_test_of_a_policy_finds_a_dependence_on_metrics(body, says):
     known = "known = list(input_data['cluster_data'].values())"
     metrics = "metrics = self.settings['cluster_metrics_client']"
     place = "return fleet.placement(int(rows[0])) if len(rows) else {'declined': 'full'}"
@@ -126,8 +126,8 @@ async def test_dependence_on_metrics_is_found(body, says):
         assert finding.endswith("There `cluster_metrics` is None, and `get_cluster` raises")
 
 
-async def test_a_set_order_that_two_seeds_share_is_found_by_a_third(all_seeds):
-    """For this set, hash seeds 1, 2 and 3 give the same first element."""
+async def test_a_third_seed_finds_a_dependence_on_set_order_that_two_seeds_hide(all_seeds):
+    """The hash seeds 1, 2 and 3 give this set one first element."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
     assert not report.passed
@@ -147,7 +147,7 @@ async def test_a_slow_policy_runs_under_two_seeds(all_seeds, monkeypatch):
     assert (report.passed, report.hash_seeds) == (True, [1, 2])
 
 
-async def test_a_policy_that_loads_under_some_seeds_only_does_not_pass(all_seeds):
+async def test_a_policy_that_loads_only_under_some_seeds_does_not_pass(all_seeds):
     head = "if next(iter({'e', 'g'})) == 'e':\n    raise ValueError('bad luck')\n"
     report = await try_policy(PolicyTestJob(policy("return {}", head), [ONE]))
     assert not report.passed
@@ -155,7 +155,7 @@ async def test_a_policy_that_loads_under_some_seeds_only_does_not_pass(all_seeds
     assert "bad luck" in report.findings[0]
 
 
-async def test_a_policy_that_never_returns_is_stopped_and_shown_line_by_line():
+async def test_a_policy_that_never_returns_is_stopped_and_its_time_is_shown_line_by_line():
     report = await try_policy(PolicyTestJob(policy("while True:\n    rows = rows + 1"), [ONE] * 20))
     assert report.outcomes == {"policy_timeout": 3}  # After three, the test stops.
     assert not report.passed
@@ -191,7 +191,7 @@ async def test_a_policy_may_decline_requests_of_its_author():
     assert (await try_policy(job)).passed
 
 
-async def test_a_profile_is_made_on_demand_and_counts_calls_by_line():
+async def test_a_profile_of_a_policy_is_made_on_demand_and_counts_calls_by_line():
     body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
     head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"
     report = await try_policy(PolicyTestJob(policy(body, head), [ONE, ONE], profile=True))
@@ -251,7 +251,7 @@ async def test_unknown_fields_of_requests_yield_a_warning_as_on_a_server():
             await try_policy(PolicyTestJob(own, [{**ONE, **refused}]))
 
 
-async def test_an_invalid_request_is_an_error_and_no_fault_of_the_policy():
+async def test_an_invalid_request_of_the_test_is_an_error_and_no_fault_of_the_policy():
     with pytest.raises(CommandError, match=r"request 0: .*resources"):
         await try_policy(PolicyTestJob(policy("return {}"), [{"resources": 3}]))
     with pytest.raises(CommandError, match="cluster document"):

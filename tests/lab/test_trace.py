@@ -1,4 +1,4 @@
-"""Reading traces, and the arithmetic of the protocol."""
+"""Tests of the reader of traces, and of the arithmetic of the published protocol."""
 
 import csv
 import json
@@ -103,7 +103,7 @@ def pods_of(*pods):
     ]
 
 
-def test_typical_classes_cover_the_requested_share():
+def test_typical_classes_of_requests_cover_the_requested_share():
     pods = [WHOLE] * 60 + [HALF] * 30 + [CPU] * 6 + [EIGHT] * 4
     classes = typical_classes(pods)
     assert [(kind["gpus"], kind["gpu_milli"], kind["weight"]) for kind in classes] == [
@@ -115,7 +115,7 @@ def test_typical_classes_cover_the_requested_share():
     assert typical_classes([]) == []
 
 
-def test_arrivals_reach_the_limit_and_do_not_exceed_it():
+def test_the_sum_of_arrivals_reaches_the_limit_and_does_not_exceed_the_limit():
     pods = pods_of(*[WHOLE] * 10, *[HALF] * 10, *[CPU] * 5)
     order = arrivals(pods, 20_000, arrive=1.3, seed=7)
     assert Counter(order[:25]) == Counter(pods)  # The trace itself, shuffled, comes first …
@@ -144,7 +144,7 @@ def test_a_trace_without_gpus_does_not_grow():
     assert len(arrivals(pods_of(*[CPU] * 7), 10_000)) == 7
 
 
-def test_permuted_names_order_the_nodes_at_random_and_keep_them_apart():
+def test_permuted_names_order_the_nodes_at_random_and_stay_distinct():
     nodes = [TraceNode(f"n{n}", 1000, 1024, 1, "T4") for n in range(40)]
     names = permute_names(nodes, 42)
     assert names == permute_names(nodes[::-1], 42)

@@ -1,6 +1,6 @@
-"""Appends numbered facts as fast as possible until it is killed. `test_crash.py` starts it.
+"""A program for `test_crash.py` that appends numbered facts until the process is killed.
 
-It prints each acknowledged seq on a separate line. Facts are `Renewed` with their own seq;
+The program prints each acknowledged seq on a separate line. Facts are `Renewed` with their own seq;
 checkpoints consist of `CONDENSED` facts with the checkpoint's seq.
 """
 

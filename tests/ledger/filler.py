@@ -1,6 +1,6 @@
-"""Appends facts to a file that may not grow beyond a limit. `test_crash.py` starts it.
+"""A program for `test_crash.py` that appends facts to a file that may not grow beyond a limit.
 
-It prints each acknowledged seq on a separate line, then the error, then that of a second attempt.
+It prints each acknowledged seq on a separate line, then the errors of this and later calls.
 """
 
 import asyncio

@@ -165,7 +165,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
 }
 
 
-def test_every_fact_has_a_kind_and_a_strategy():
+def test_each_fact_has_a_kind_and_a_strategy_in_the_tests():
     facts = set(get_args(Fact))
     assert {kind.record for kind in KINDS} == facts
     assert set(STRATEGIES) == facts
@@ -259,13 +259,13 @@ for _ in range(100_000):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_non_json_values_are_refused_before_storage(inputs: Any):
+def test_values_that_json_lacks_are_refused_before_they_are_stored(inputs: Any):
     ask = Ask(RequestId("r"), Tenant("t"), PolicyRef("p", "0"), inputs=inputs)
     with pytest.raises(FactUnwritable, match="Queued cannot be stored"):
         seal(1, 1.0, Queued(ask, 1.0, 2.0), 0)
 
 
-def test_invalid_rows_are_refused():
+def test_invalid_rows_of_the_ledger_are_refused():
     with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is not a member of"):
         FACTS.encode(Refusal(Code.BUSY, "no fact"))
 
@@ -278,14 +278,14 @@ def test_an_unknown_kind_in_a_checkpoint_is_never_skipped():
         list(FACTS.unpack(b'{"kind":"ended"}', "here", "the part"))
 
 
-def test_a_known_version_with_another_shape_is_damage():
+def test_a_fact_of_a_known_version_with_another_shape_counts_as_damage():
     with pytest.raises(LedgerCorrupt, match=r"fact 3 is not a 'renewed' of version 1.*lease"):
         FACTS.decode("renewed", 1, b'{"expires_at":1.0}', "here", "fact 3")
 
 
 @dataclass(frozen=True)
 class Moored:
-    """Facts of version 3. Version 2 called the berth `place`; version 1 had no rope."""
+    """A fact of version 3. Version 2 called the berth `place`; version 1 had no rope."""
 
     berth: str
     rope_metres: float
@@ -306,25 +306,27 @@ MOORED = Codec([FactKind("moored", 3, Moored)], MOORED_UPGRADES)
         (3, b'{"berth":"C","rope_metres":3.5}', Moored("C", 3.5)),
     ],
 )
-def test_old_versions_are_upgraded_when_read(version: int, body: bytes, fact: Moored):
+def test_facts_of_old_versions_are_upgraded_when_they_are_read(
+    version: int, body: bytes, fact: Moored
+):
     assert MOORED.decode("moored", version, body, "here", "fact 1") == fact
     line = b'{"kind":"moored","version":%d,"fact":%s}' % (version, body)
     assert list(MOORED.unpack(line, "here", "a part")) == [fact]
     assert MOORED.encode(fact)[0].version == 3
 
 
-def test_an_upgrade_that_does_not_fit_is_damage():
+def test_an_old_fact_that_its_upgrade_cannot_read_counts_as_damage():
     with pytest.raises(LedgerCorrupt, match="fact 1 is not a 'moored' of version 2"):
         MOORED.decode("moored", 2, b'{"nowhere":1}', "here", "fact 1")
 
 
-def test_newer_versions_are_refused():
+def test_facts_of_newer_versions_are_refused():
     with pytest.raises(FactUnknown, match="this release reads 'moored' up to 3") as caught:
         MOORED.decode("moored", 4, b"{}", "here", "fact 1")
     assert (caught.value.kind, caught.value.version) == ("moored", 4)
 
 
-def test_each_old_version_has_an_upgrade():
+def test_each_old_version_of_a_fact_has_an_upgrade():
     with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
         Codec([FactKind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
     # The ledgers' codec is built at import, so it has every needed step.
@@ -344,7 +346,7 @@ def shape(record: type[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_a_changed_shape_needs_a_new_version():
+def test_a_changed_shape_of_a_fact_needs_a_new_version():
     shapes = {f"{kind.name} {kind.version}": shape(kind.record) for kind in KINDS}
     pinned = json.loads(SHAPES.read_text())
     assert {key: pinned.get(key) for key in shapes} == shapes, (

@@ -75,13 +75,13 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-async def test_a_ledger_is_complete_after_a_kill(path: Path):
+async def test_a_ledger_is_complete_after_a_kill_of_its_process(path: Path):
     facts = await write_and_kill(path)
     assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
+async def test_a_truncated_write_ahead_log_is_noticed_and_left_unchanged(path: Path, keep: float):
     await write_and_kill(path)
     content = log(path).read_bytes()
     log(path).write_bytes(content[: int(len(content) * keep)])
@@ -94,14 +94,14 @@ async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: f
 
 
 @pytest.mark.parametrize("name", ["ledger.db-wal", "ledger.db", "ledger.mark"])
-async def test_a_missing_file_is_noticed(path: Path, name: str):
+async def test_the_loss_of_a_database_file_is_noticed(path: Path, name: str):
     await write_and_kill(path)
     remove(path.parent / name)
     with pytest.raises(LedgerCorrupt):
         await read_back(path)
 
 
-async def test_a_complete_ledger_opens_without_its_reserved_numbers(path: Path):
+async def test_a_complete_ledger_opens_without_its_file_of_reserved_numbers(path: Path):
     facts = await write_and_kill(path)
     remove(path.with_name("ledger.fencing"))
     found, [warning], fencing = await read_back(path)
@@ -115,7 +115,7 @@ async def test_a_ledger_whose_creation_was_interrupted_is_not_damaged(path: Path
     assert await read_back(path) == ([], (), 0)
 
 
-async def test_a_damaged_mark_is_restored_from_its_other_copy(path: Path):
+async def test_a_damaged_mark_is_restored_from_the_other_copy_of_the_mark(path: Path):
     facts = await write_and_kill(path)
     for copy in (0, 4096):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)
@@ -158,7 +158,7 @@ async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column
     assert "is damaged and was dropped" in warning
 
 
-async def test_a_clean_end_releases_reserved_numbers(path: Path):
+async def test_a_clean_end_of_the_ledger_releases_reserved_numbers(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered_facts(1, 5), NOW)
@@ -166,7 +166,7 @@ async def test_a_clean_end_releases_reserved_numbers(path: Path):
     assert (await read_back(path))[2] == 5
 
 
-async def test_numbers_are_reserved_durably_before_they_are_used(path: Path):
+async def test_fencing_numbers_are_reserved_durably_before_they_are_used(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
@@ -188,7 +188,7 @@ async def test_numbers_are_reserved_durably_before_they_are_used(path: Path):
         ),
     ],
 )
-async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
+async def test_each_flipped_bit_is_noticed(path: Path, name: str, places: int):
     commits = 300 if name.startswith("ledger.db") else 60
     facts = await write_and_kill(path, commits=commits, checkpoint_at=commits // 2)
     if name == "ledger.db":
@@ -213,7 +213,7 @@ async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
 
 
 @pytest.mark.parametrize("place", [0.6, 0.9])
-async def test_damage_in_the_middle_of_the_log_is_noticed_despite_an_old_mark(
+async def test_damage_in_the_middle_of_the_write_ahead_log_is_noticed_despite_an_old_mark(
     path: Path, place: float
 ):
     """A power cut may leave an old mark, since the new one was not on the disk yet."""
@@ -230,7 +230,7 @@ async def test_damage_in_the_middle_of_the_log_is_noticed_despite_an_old_mark(
         await read_back(path)
 
 
-async def test_a_torn_last_commit_does_not_count_as_damage(path: Path):
+async def test_a_last_commit_that_is_incomplete_does_not_count_as_damage(path: Path):
     facts = await write_and_kill(path)
     old = path.parent.parent / "old" / "ledger.db"
     await write_and_kill(old, commits=20)

@@ -1,4 +1,4 @@
-"""A follower of a ledger that another process writes reads on from where it stopped."""
+"""A follower of a ledger that another process writes continues after its last fact."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ async def write_facts(tmp_path: Path):
     await ledger.close()
 
 
-async def test_each_fact_is_applied_once_and_in_order(write_facts) -> None:
+async def test_a_follower_applies_each_fact_once_and_in_order(write_facts) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))  # As if two facts had the state of all three.
@@ -76,7 +76,7 @@ async def test_a_follower_reports_only_applied_facts(write_facts) -> None:
     assert [entry.seq for entry in await followed.history("c4")] == [5]
 
 
-async def test_an_unreachable_database_is_tried_again(write_facts) -> None:
+async def test_a_follower_tries_an_unreachable_database_again(write_facts) -> None:
     store, ledger = write_facts
     beside = Beside(store)
     followed = FollowedLedger(beside)
@@ -90,7 +90,7 @@ async def test_an_unreachable_database_is_tried_again(write_facts) -> None:
     assert followed.last_seq == 1
 
 
-async def test_another_history_is_not_followed(write_facts, tmp_path: Path) -> None:
+async def test_a_follower_does_not_follow_another_history(write_facts, tmp_path: Path) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 3), NOW)
     beside = Beside(store)
@@ -108,7 +108,9 @@ async def test_another_history_is_not_followed(write_facts, tmp_path: Path) -> N
     await promoted.close()
 
 
-async def test_a_follower_resumes_or_rereads_another_history(write_facts, tmp_path: Path) -> None:
+async def test_a_follower_resumes_its_history_or_reads_another_history_from_its_start(
+    write_facts, tmp_path: Path
+) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))
@@ -145,7 +147,7 @@ async def test_a_follower_does_not_resume_from_a_partial_read(write_facts) -> No
     assert followed.position is None
 
 
-async def test_after_a_cancellation_following_continues_from_the_last_whole_piece(
+async def test_a_follower_that_was_cancelled_continues_after_the_last_complete_piece(
     write_facts,
 ) -> None:
     store, ledger = write_facts

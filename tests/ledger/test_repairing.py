@@ -1,4 +1,4 @@
-"""Findings of `moored ledger verify`, and the ledger after an accepted loss."""
+"""Tests of the findings of `moored ledger verify`, and of the ledger after a repair."""
 
 import random
 import shutil
@@ -106,7 +106,7 @@ async def test_a_missing_catalog_is_found(path: Path):
         ("UPDATE checkpoint_part SET body = x'00' WHERE checkpoint = 1", "as of fact 50 is dama"),
     ],
 )
-async def test_a_check_reports_a_damaged_old_fact_and_a_repair_loses_only_its_history(
+async def test_a_check_reports_a_damaged_old_fact_and_a_repair_loses_only_the_history(
     path: Path, statement: str, finding: str
 ):
     facts = await write_and_kill(path)
@@ -136,21 +136,21 @@ async def test_the_chain_continues_although_the_fact_of_the_checkpoint_is_lost(p
     assert (await read_back(path))[0] == facts[:1]
 
 
-async def test_a_damaged_link_alone_loses_no_fact(path: Path):
+async def test_a_damaged_link_between_facts_loses_no_fact(path: Path):
     facts = await write_and_kill(path)
     change(path, "UPDATE fact SET chain = 7 WHERE seq = 150")
     assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
 
-async def test_without_a_checkpoint_all_facts_are_replayed(path: Path):
+async def test_a_repair_without_a_checkpoint_replays_all_facts(path: Path):
     await write_and_kill(path)
     change(path, "UPDATE checkpoint SET seq = seq + 1")
     assert repair(path) == []
     assert (await read_back(path))[0] == [grant(number) for number in range(1, COMMITS + 1)]
 
 
-async def test_without_checkpoint_and_facts_only_the_fencing_numbers_survive(path: Path):
+async def test_a_repair_without_checkpoint_and_facts_saves_only_the_fencing_numbers(path: Path):
     await write_and_kill(path)
     change(
         path,
@@ -164,7 +164,7 @@ async def test_without_checkpoint_and_facts_only_the_fencing_numbers_survive(pat
     assert fencing >= COMMITS
 
 
-async def test_a_misplaced_fact_costs_no_other_fact(path: Path):
+async def test_a_repair_loses_no_other_fact_through_a_misplaced_fact(path: Path):
     """A B-tree with such a fact gives different results for different ranges."""
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
@@ -214,7 +214,7 @@ async def test_a_ledger_without_its_header_loses_no_fact(path: Path, statement: 
     assert (await read_back(path))[0] == facts
 
 
-async def test_a_lost_header_page_loses_no_facts(path: Path):
+async def test_a_repair_loses_no_facts_through_a_lost_header_page(path: Path):
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     blank_root(path, "meta")
@@ -241,8 +241,8 @@ def invert_byte(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
-async def test_facts_after_damage_in_the_log_are_recovered(path: Path, place: int):
-    """SQLite reads no log record behind the damage, which would lose almost every fact."""
+async def test_a_repair_recovers_facts_after_damage_in_the_write_ahead_log(path: Path, place: int):
+    """SQLite reads no log record behind the damage; without a repair, most facts would be lost."""
     facts = await write_and_kill(path)
     invert_byte(path.with_name("ledger.db-wal"), place)
     with pytest.raises(LedgerCorrupt):

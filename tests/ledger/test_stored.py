@@ -58,14 +58,14 @@ def run(path: Path, statement: str) -> list[tuple[object, ...]]:
     return rows
 
 
-def test_every_commit_is_synced(path: Path):
+def test_each_commit_of_the_ledger_is_synced(path: Path):
     connection = connect_to_write(path, str(path))
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     connection.close()
 
 
-async def test_only_the_owner_may_read_the_file(tmp_path: Path):
+async def test_only_its_owner_may_read_the_file_of_the_ledger(tmp_path: Path):
     path = tmp_path / "made" / "too" / "ledger.sqlite"
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
@@ -85,7 +85,7 @@ async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
     assert rows == [(1, "renewed", 1, "r-1", 1.0), (2, "renewed", 1, "r-2", 2.0)]
 
 
-async def test_an_append_beyond_one_statement_is_one_transaction(path: Path):
+async def test_an_append_that_needs_several_statements_is_one_transaction(path: Path):
     facts = numbered_facts(1, 2 * ROWS_PER_STATEMENT + 1)
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
@@ -115,14 +115,14 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Make the ledger's next commit wait, as on a hanging disk."""
+    """Have the next commit of the ledger wait until the block ends, as on a hanging disk."""
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
 
 
 @pytest.mark.parametrize("lone", [False, True])
-async def test_a_commit_that_takes_too_long_fails_the_ledger(
+async def test_the_ledger_fails_if_a_commit_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch, lone: bool
 ):
     ledger = StoredLedger(SqliteFacts(path))
@@ -138,7 +138,7 @@ async def test_a_commit_that_takes_too_long_fails_the_ledger(
         await ledger.close()
 
 
-async def test_a_lone_append_returns_while_the_disk_hangs(path: Path):
+async def test_a_lone_append_returns_to_the_loop_while_the_disk_hangs(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     with locked(path):
@@ -147,7 +147,7 @@ async def test_a_lone_append_returns_while_the_disk_hangs(path: Path):
     await ledger.close()
 
 
-async def test_only_the_newest_checkpoints_stay(path: Path):
+async def test_only_the_two_newest_checkpoints_stay(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered_facts(1, 9), NOW)
@@ -184,7 +184,7 @@ async def test_parts_of_an_unfinished_checkpoint_are_ignored(path: Path):
         (SQL["parts"], (1,)),
     ],
 )
-async def test_no_query_scans_the_whole_history(
+async def test_no_query_of_the_ledger_scans_the_whole_history(
     path: Path, statement: str, parameters: tuple[object, ...]
 ):
     await fill(path, 1)
@@ -228,7 +228,7 @@ async def test_the_error_for_an_unwritable_path_asks_for_a_writable_directory(tm
         await StoredLedger(SqliteFacts(tmp_path / "file" / "ledger.sqlite")).open()
 
 
-async def test_a_torn_file_is_detected(path: Path):
+async def test_a_file_of_the_ledger_with_a_missing_part_is_detected(path: Path):
     await fill(path, 5000)
     whole = contents(path)
     spoil(path, whole[: len(whole) // 2])
@@ -248,7 +248,7 @@ async def test_corrupt_text_is_noticed(path: Path):
     await ledger.close()
 
 
-async def test_a_pruned_file_does_not_grow(path: Path):
+async def test_the_file_of_a_pruned_ledger_does_not_grow(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     sizes, last = [], 0

@@ -31,7 +31,7 @@ class Gate:
 
 
 class Groups:
-    """The reports of group commits: jobs of each transaction, and failures."""
+    """The reports of a writer: the jobs of each transaction, and failures."""
 
     def __init__(self, path: Path) -> None:
         self.seen: list[tuple[int, bool]] = []
@@ -56,7 +56,7 @@ def job(*seqs: int, work: Callable[[FactTables], object] | None = None) -> Write
     return WriteJob(asyncio.get_running_loop().create_future(), rows, work=work)
 
 
-async def test_waiting_jobs_share_the_next_transaction(tmp_path: Path):
+async def test_jobs_of_the_writer_that_wait_share_the_next_transaction(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("SELECT 7")
     first, others = job(1, work=gate), [job(seq) for seq in range(2, 9)]
@@ -73,7 +73,7 @@ async def test_waiting_jobs_share_the_next_transaction(tmp_path: Path):
     assert groups.seen[:2] == [(1, False), (7, False)]
 
 
-async def test_nothing_is_written_after_a_failure(tmp_path: Path):
+async def test_the_writer_writes_nothing_after_a_failure(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("INSERT INTO nowhere VALUES (1)")
     failing, later = job(1, work=gate), job(2)
@@ -89,7 +89,7 @@ async def test_nothing_is_written_after_a_failure(tmp_path: Path):
     assert groups.seen[:2] == [(1, True), (1, True)]
 
 
-async def test_stopping_settles_submitted_jobs(tmp_path: Path):
+async def test_a_stop_of_the_writer_settles_submitted_jobs(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     jobs = [job(seq) for seq in range(1, 30)]
     for submitted in jobs:
@@ -100,7 +100,9 @@ async def test_stopping_settles_submitted_jobs(tmp_path: Path):
     groups.store.close()
 
 
-async def test_a_lone_job_is_durable_before_the_call_returns(tmp_path: Path, monkeypatch):
+async def test_a_lone_job_of_the_writer_is_durable_before_the_call_returns(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(writer, "QUICK_SECONDS", SECONDS_MAX)  # Also on a busy machine.
     groups = Groups(tmp_path / "ledger.sqlite")
     lone = job(1)
@@ -110,7 +112,7 @@ async def test_a_lone_job_is_durable_before_the_call_returns(tmp_path: Path, mon
     await groups.stop()
 
 
-async def test_no_job_overtakes_submitted_ones(tmp_path: Path):
+async def test_no_job_of_the_writer_overtakes_submitted_jobs(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("SELECT 7")
     first, second = job(1, work=gate), job(2)
@@ -122,7 +124,9 @@ async def test_no_job_overtakes_submitted_ones(tmp_path: Path):
     await groups.stop()
 
 
-async def test_after_a_slow_commit_the_loop_leaves_the_next_to_the_thread(tmp_path: Path):
+async def test_after_a_slow_commit_the_event_loop_leaves_the_next_commit_to_the_thread(
+    tmp_path: Path,
+):
     groups = Groups(tmp_path / "ledger.sqlite")
     slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))  # As on a slow disk.
     groups.writer.submit(slow)
@@ -131,7 +135,7 @@ async def test_after_a_slow_commit_the_loop_leaves_the_next_to_the_thread(tmp_pa
     await groups.stop()
 
 
-async def test_nothing_is_written_after_a_failure_in_the_loop(tmp_path: Path):
+async def test_the_writer_writes_nothing_after_a_failure_in_the_event_loop(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("INSERT INTO nowhere VALUES (1)")
     gate.go_on.set()
@@ -145,7 +149,7 @@ async def test_nothing_is_written_after_a_failure_in_the_loop(tmp_path: Path):
     await groups.stop()
 
 
-async def test_a_disk_that_hangs_keeps_the_event_loop_for_a_moment_only(tmp_path: Path):
+async def test_a_hanging_disk_holds_up_the_event_loop_for_a_moment_only(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("SELECT 7")
     hanging, later = job(1, work=gate), job(2)

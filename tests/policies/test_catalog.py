@@ -1,4 +1,4 @@
-"""Published shipped policies: self-contained sources, and their documents."""
+"""Tests of the shipped policies as they are published: self-contained sources, and documents."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ def test_every_file_of_the_folder_is_a_shipped_policy_or_a_helper():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_imports_only_modules_of_a_cell(name):
+def test_a_shipped_policy_imports_only_modules_that_cells_have(name):
     for node in ast.walk(ast.parse(catalog.shipped()[name])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -45,7 +45,7 @@ def test_a_policy_imports_only_modules_of_a_cell(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_source_alone_is_a_working_policy(name):
+def test_the_source_file_of_a_shipped_policy_alone_is_a_working_policy(name):
     namespace = {"__name__": "function"}
     sys.modules["function"] = type(sys)("function")  # A cell also gives every policy a module.
     try:

@@ -1,4 +1,4 @@
-"""Cheapest: where prices come from, and how ties between equal prices are decided."""
+"""Tests of the policy `cheapest`: the sources of prices, and ties between equal prices."""
 
 import pytest
 from small import ask, fleet_with, new_policy, node, take
@@ -33,7 +33,7 @@ def test_a_label_overrides_the_table_and_the_instance_type_overrides_the_model()
     assert choose(nodes) == "label"
 
 
-def test_spot_machines_cost_a_part_of_the_table_price_unless_labelled():
+def test_spot_machines_without_a_price_label_cost_a_part_of_the_table_price():
     nodes = [
         node("a", labels={TYPE: "p4d"}),
         node("b", labels={TYPE: "p5", **SPOT}),
@@ -45,7 +45,7 @@ def test_spot_machines_cost_a_part_of_the_table_price_unless_labelled():
     assert choose(nodes[2:], prices=prices, spot_factor=0) == "c"
 
 
-def test_unknown_prices_come_last_and_unreadable_ones_count_as_unknown():
+def test_nodes_of_unknown_price_come_last_and_unreadable_prices_count_as_unknown():
     nodes = [
         node("a", labels={PRICE: "cheap"}),
         node("b", labels={PRICE: "-1"}),
@@ -56,7 +56,7 @@ def test_unknown_prices_come_last_and_unreadable_ones_count_as_unknown():
     assert choose(nodes[:3]) == "a"
 
 
-def test_equal_prices_fill_the_fullest_node():
+def test_among_equal_prices_the_fullest_node_is_filled():
     nodes = [node("a"), node("b"), node("c", labels={PRICE: "2"})]
     fleet, clusters = fleet_with(*nodes), [Cluster("c", tuple(nodes))]
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
@@ -65,7 +65,7 @@ def test_equal_prices_fill_the_fullest_node():
     assert value["node_id"] == "b"
 
 
-def test_on_mixed_gpus_the_price_of_the_used_one_counts():
+def test_on_a_node_of_mixed_gpus_the_price_of_the_used_gpu_counts():
     nodes = [node("a", models=["T4", "H100"]), node("b", models=["A100", "A100"])]
     prices = {"T4": 1, "H100": 9, "A100": 4}
     assert choose(nodes, prices=prices) == "a"

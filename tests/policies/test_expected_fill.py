@@ -1,4 +1,4 @@
-"""Expected fill agrees with a slow implementation of its definition, with and without caches."""
+"""The policy `expected_fill` agrees with a slow copy of its definition, with and without caches."""
 
 import numpy as np
 import pytest
@@ -206,7 +206,9 @@ class Definition:
     seed=st.integers(0, 3),
     prices=st.booleans(),
 )
-def test_the_policy_agrees_with_its_definition(typical, nodes, demands, seed, prices):
+def test_the_decisions_of_the_policy_agree_with_its_definition(
+    typical, nodes, demands, seed, prices
+):
     fleet, policy = fleet_of(nodes), new_policy("expected_fill")
     definition = Definition(typical, fleet, seed, prices=prices)
     parameters = {"typical": typical, "stream_seed": seed, "prices": prices}
@@ -221,13 +223,13 @@ def test_the_policy_agrees_with_its_definition(typical, nodes, demands, seed, pr
         take(fleet, value, demand)
 
 
-def test_of_equal_nodes_and_gpus_the_first_is_taken():
+def test_of_equal_nodes_the_first_is_taken_and_of_equal_gpus_the_first():
     fleet, policy = fleet_of([(64, 4, "A")] * 3), new_policy("expected_fill")
     value = ask(policy, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
     assert (value["node_id"], value["gpus"]) == ("n0", ["0"])
 
 
-def test_on_a_node_of_mixed_gpus_the_first_suitable_one_is_taken():
+def test_on_a_node_of_mixed_gpus_the_first_suitable_gpu_is_taken():
     fleet = fleet_with(node("n0", models=["A", "A", "B", "B"]))
     demand = Demand(1, 300, ("B",))
     assert ask(new_policy("expected_fill"), fleet, demand)["gpus"] == ["2"]
@@ -260,7 +262,7 @@ def test_nodes_with_any_number_of_gpus_are_filled(width):
     assert filled == 1000 * (width - 1)
 
 
-def test_many_states_have_the_same_values_as_one_by_one():
+def test_many_states_computed_together_have_the_values_of_each_state_computed_alone():
     kinds = read_typical([{"gpus": 1, "gpu_milli": 300, "cpu_milli": 1000}, {"gpus": 2}])
     walked = RequestStreams(kinds, np.ones((1, 2)), 8, 1)
     chance = np.random.default_rng(1)
@@ -296,7 +298,7 @@ def test_cpu_is_taken_where_all_gpus_stay_usable():
     assert chosen == ["n1", "n1", "n1"]
 
 
-def test_rare_nodes_remain_for_requests_that_need_them():
+def test_rare_kinds_of_nodes_remain_for_requests_that_need_them():
     # Only n0 serves requests for B, although it serves all other requests as well.
     fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
@@ -322,7 +324,7 @@ def test_shares_ignore_gpus_that_are_only_taken_whole():
     assert ask(new_policy("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
 
 
-def test_gpus_that_a_replica_counts_twice_count_as_full():
+def test_gpus_that_a_replica_counts_as_taken_twice_count_as_full():
     fleet = fleet_of([(8, 3, "A"), (8, 3, "A")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
@@ -340,11 +342,11 @@ def test_gpus_that_a_replica_counts_twice_count_as_full():
     nodes=st.lists(NODES, min_size=2, max_size=5),
     steps=steps_of(DEMANDS, 16),
 )
-def test_a_running_instance_answers_like_a_new_one(typical, nodes, steps):
+def test_a_running_instance_of_the_policy_answers_like_a_new_instance(typical, nodes, steps):
     play("expected_fill", typical, fleet_of, nodes, steps)
 
 
-def test_changed_parameters_are_noticed():
+def test_a_running_policy_notices_changed_parameters():
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     for milli, seed, prices in ((700, 1, True), (1000, 1, True), (1000, 2, True), (1000, 2, False)):
         typical = [{"gpus": 1, "gpu_milli": milli}]
@@ -353,7 +355,7 @@ def test_changed_parameters_are_noticed():
         assert policy._typical == (typical, seed, prices)
 
 
-def test_stored_demands_and_values_are_bounded():
+def test_the_numbers_of_stored_demands_and_values_are_bounded():
     fleet, policy = fleet_of([(1000, 4, "A")]), new_policy("expected_fill")
     for cpu in range(expected_fill.DEMANDS_MAX + 10):
         ask(policy, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
@@ -386,7 +388,7 @@ def test_a_large_fleet_is_scored_step_by_step():
     assert not len(policy._scored[share].later)
 
 
-def test_a_node_without_a_value_is_proposed_if_all_others_are_reserved():
+def test_a_node_without_a_value_is_proposed_if_all_other_nodes_are_reserved():
     rows = expected_fill.ROWS_MAX
     fleet, policy = fleet_of([(8, 2, "A")] * (rows + 1)), new_policy("expected_fill")
     fleet.set_capacity(rows, 8000, 65_536, [0, 1000])

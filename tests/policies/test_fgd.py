@@ -1,4 +1,4 @@
-"""FGD agrees with a slow implementation of its definition, with and without caches."""
+"""The policy `fgd` agrees with a slow copy of its definition, with and without caches."""
 
 from functools import partial
 from math import exp
@@ -98,7 +98,7 @@ NODES = st.tuples(st.integers(0, 16), st.integers(0, 4), st.sampled_from("AB")).
     nodes=st.lists(NODES, min_size=1, max_size=5),
     demands=st.lists(DEMANDS, min_size=1, max_size=14),
 )
-def test_the_policy_agrees_with_its_definition(typical, nodes, demands):
+def test_the_decisions_of_the_policy_agree_with_its_definition(typical, nodes, demands):
     fleet, policy = fleet_of(nodes), new_policy()
     for demand in demands:
         chosen, value = choose(typical, fleet, demand), ask(policy, fleet, demand, typical)
@@ -120,7 +120,7 @@ def test_the_policy_agrees_with_its_definition(typical, nodes, demands):
     nodes=st.lists(NODES, min_size=2, max_size=5),
     steps=steps_of(DEMANDS, 20),
 )
-def test_a_running_instance_answers_like_a_new_one(typical, nodes, steps):
+def test_a_running_instance_of_the_policy_answers_like_a_new_instance(typical, nodes, steps):
     play("fgd", typical, fleet_of, nodes, steps)
 
 
@@ -131,7 +131,7 @@ def test_only_changed_nodes_are_scored_again():
         assert len(fleet.changed_since(policy._scored[demand].version)) == 1
 
 
-def test_another_fleet_of_the_same_size_is_noticed():
+def test_a_running_policy_notices_another_fleet_of_equal_size():
     policy, demand = new_policy(), Demand(1)
     typical = [{"cpu_milli": 0, "gpus": 1, "gpu_milli": 1000, "models": [], "weight": 1}]
     first, second = fleet_of([(4, "A"), (4, "A")]), fleet_of([(4, "A"), (4, "A")])
@@ -141,7 +141,7 @@ def test_another_fleet_of_the_same_size_is_noticed():
     assert ask(policy, first, demand, typical)["node_id"] == "n0"
 
 
-def test_other_typical_requests_are_noticed():
+def test_a_running_policy_notices_other_typical_requests():
     policy, demand = new_policy(), Demand(1, gpu_milli=500)
     # n0 has half a GPU left, n1 a whole one: if halves are typical, neither becomes useless.
     fleet = fleet_of([(4, "A"), (4, "A")])
@@ -152,14 +152,14 @@ def test_other_typical_requests_are_noticed():
     assert ask(policy, fleet, demand, halves)["node_id"] == "n0"
 
 
-def test_the_caches_are_bounded():
+def test_the_caches_of_the_policy_are_bounded():
     policy, fleet = new_policy(), fleet_of([(1000, "A" * 4)])
     for cpu in range(fgd.DEMANDS_MAX + 10):
         ask(policy, fleet, Demand(1, cpu_milli=cpu), [{"gpus": 1}])
     assert len(policy._scored) == fgd.DEMANDS_MAX
 
 
-def test_gpus_that_a_replica_counts_twice_count_as_full():
+def test_gpus_that_a_replica_counts_as_taken_twice_count_as_full():
     fleet = fleet_of([(8, "AAA"), (8, "AAA")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
@@ -169,7 +169,7 @@ def test_gpus_that_a_replica_counts_twice_count_as_full():
     assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
-def test_more_sorts_of_gpu_than_the_limit_are_still_served():
+def test_with_more_sorts_of_gpus_than_the_limit_requests_are_still_placed():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
     fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]
@@ -187,7 +187,7 @@ def test_shares_ignore_gpus_that_are_only_taken_whole():
     assert ask(new_policy(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
 
 
-def test_several_shares_go_to_the_fullest_gpus_that_fit_one_by_one():
+def test_several_shares_of_a_request_go_to_the_fullest_gpus_that_fit():
     fleet = fleet_of([(8, "AA"), (8, "AAA")])
     fleet.set_capacity(0, 8000, 0, [1000, 400, 0])
     fleet.set_capacity(1, 8000, 0, [1000, 400, 300])
@@ -244,7 +244,7 @@ def test_the_fleet_is_valued_again_each_time_the_request_count_doubles():
     assert relearned == [1, 2, 4, 8]
 
 
-def test_learning_continues_when_the_counts_are_halved():
+def test_the_policy_continues_to_learn_when_the_counts_are_halved():
     learner, context, view = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")]))
     relearned = 0
     for _ in range(4 * fgd.Learner.COUNT_MAX):
@@ -281,7 +281,7 @@ def test_a_request_with_very_many_models_is_placed_but_not_counted_as_typical():
     assert context == {"seen": {}}
 
 
-def test_the_learnt_mix_is_bounded_and_fades():
+def test_the_learnt_mix_of_requests_is_bounded_and_old_requests_lose_weight():
     learner, context = fgd.Learner(), {}
     for cpu in range(4 * fgd.TYPICAL_MAX):
         learner.observe(Demand(1, cpu_milli=cpu), context)

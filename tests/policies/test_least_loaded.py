@@ -1,4 +1,4 @@
-"""Least loaded: which metrics count, how leases count, and how often metrics are read."""
+"""Tests of the policy `least_loaded`: the use of metrics and leases, and reads of metrics."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def test_the_node_and_the_gpu_with_the_least_load_are_chosen():
     assert (two["node_id"], two["gpus"]) == ("b", ["1", "3"])
 
 
-def test_only_gpus_that_fit_are_compared():
+def test_least_loaded_compares_only_gpus_that_fit():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(
         tree("a", cores=0, gpus=[0, 90, 90, 90]), tree("b", cores=0, gpus=[50, 50, 50, 50])
@@ -54,7 +54,7 @@ def test_only_gpus_that_fit_are_compared():
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_unreported_devices_have_the_average_load():
+def test_devices_without_reported_metrics_count_with_the_average_load():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
@@ -143,14 +143,14 @@ class Counted:
         return self.policy.eval(parameters, data, {})["cluster_id"]
 
 
-def test_all_metrics_are_read_once_and_not_for_every_request():
+def test_all_metrics_are_read_once_and_not_for_each_request():
     site = Counted()
     site.used["c7"] = 10
     assert [site.ask(refresh_seconds=3600) for _ in range(3)] == ["c7"] * 3
     assert site.fetches == list(site.used)
 
 
-def test_new_metrics_count_after_the_refresh():
+def test_new_metrics_take_effect_after_the_refresh_interval():
     site = Counted()
     site.used["c7"] = 10
     assert site.ask(refresh_seconds=0) == "c7"
@@ -166,7 +166,7 @@ def test_metrics_of_new_candidates_are_read():
     assert site.ask(["c2", "c3"], refresh_seconds=3600) == "c3"
 
 
-def test_a_changed_inventory_is_noticed():
+def test_a_running_policy_notices_a_changed_inventory():
     site = Counted()
     site.used["c7"] = 10
     assert site.ask(refresh_seconds=3600) == "c7"

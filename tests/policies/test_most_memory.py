@@ -1,4 +1,4 @@
-"""Most memory: of the GPUs, or of the nodes for requests without GPUs."""
+"""Tests of the policy `most_memory`, by GPU memory, or by main memory without GPUs."""
 
 from small import ask, fleet_with, new_policy, node, take
 
@@ -13,13 +13,13 @@ def test_the_node_with_the_most_free_gpu_memory_is_chosen():
     assert ask(policy, fleet, Demand(2))["node_id"] == "b"
 
 
-def test_free_memory_counts_instead_of_total_memory():
+def test_the_policy_compares_free_memory_and_not_total_memory():
     fleet = fleet_with(node("a", gpus=1, gpu_memory=80_000), node("b", gpus=1, gpu_memory=24_000))
     take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1, 800))
     assert ask(new_policy("most_memory"), fleet, Demand(1, 100))["node_id"] == "b"
 
 
-def test_on_a_node_the_gpus_with_the_most_free_memory_are_chosen():
+def test_on_the_chosen_node_the_gpus_with_the_most_free_memory_are_taken():
     gpus = tuple(Gpu(str(n), memory_mib=mib) for n, mib in enumerate([16, 80, 24, 80]))
     fleet = Fleet()
     fleet.install([Cluster("c", (Node("n", 1000, 1, gpus),))])
@@ -30,7 +30,7 @@ def test_on_a_node_the_gpus_with_the_most_free_memory_are_chosen():
     assert ask(policy, fleet, Demand(1, 100))["gpus"] == ["3"]
 
 
-def test_without_gpu_memory_the_node_with_most_main_memory_is_chosen():
+def test_without_known_gpu_memory_the_node_with_most_main_memory_is_chosen():
     fleet = fleet_with(node("a", memory=1024), node("b", memory=4096), node("c", memory=4096))
     policy = new_policy("most_memory")
     assert ask(policy, fleet, Demand(1))["node_id"] == "b"

@@ -33,7 +33,7 @@ EXPECTED_FILL = {
         ("gpuspec33", "best_fit"),
     ],
 )
-def test_one_run_is_near_the_published_mean(trace, rule):
+def test_the_result_of_one_run_is_near_the_published_mean(trace, rule):
     (found,) = compare(NODES, [DATA / f"pods_{trace}.csv"], [rule], [42])
     assert abs(found.difference) <= 4 * found.published_deviation, found
 

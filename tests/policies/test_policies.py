@@ -1,4 +1,4 @@
-"""The character of each shipped policy on tiny fleets, and rules that hold for all of them."""
+"""Tests of each shipped policy's choices on tiny fleets, and of rules for all policies."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_best_fit_counts_cpu_too():
     assert ask(new_policy("best_fit"), fleet, Demand(1))["node_id"] == "b"
 
 
-def test_spread_visits_every_node_before_it_returns_to_one():
+def test_spread_uses_each_node_once_before_it_uses_a_node_again():
     fleet = fleet_with(*(node(name) for name in "abcd"))
     demand, policy = Demand(1, cpu_milli=1000), new_policy("spread")
     seen = []
@@ -87,7 +87,7 @@ def test_random_reaches_every_node_and_gpu_about_equally_often():
     assert all(60 < count < 140 for count in counts.values())
 
 
-def test_random_takes_whole_gpus_from_the_lowest():
+def test_random_takes_the_free_gpus_with_the_lowest_ids():
     fleet = fleet_with(node("a", gpus=3))
     take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1, gpu_milli=10))
     assert {
@@ -112,7 +112,7 @@ def test_equal_seeds_give_equal_answers(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_use_only_candidates_and_no_reserved_nodes(name):
+def test_shipped_policies_use_only_candidate_nodes_that_are_not_reserved(name):
     fleet = Fleet()
     fleet.install([Cluster(id=c, nodes=(node("1"), node("2"))) for c in ("x", "y")])
     policy = new_policy(name)
@@ -124,7 +124,7 @@ def test_policies_use_only_candidates_and_no_reserved_nodes(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_answer_has_exactly_the_documented_keys(name):
+def test_the_answer_of_a_shipped_policy_has_exactly_the_documented_keys(name):
     value = ask(new_policy(name), fleet_with(node("a")), Demand(2))
     assert value == {"cluster_id": "c", "node_id": "a", "gpus": ["0", "1"]}
 
@@ -159,7 +159,7 @@ def test_a_gang_stays_in_one_cluster_if_one_has_room(name):
     assert len(ask(new_policy(name), fleet, Demand(1, nodes=4))) == 4
 
 
-def test_a_gang_gets_the_best_nodes_and_the_first_of_equal_ones():
+def test_a_gang_gets_the_best_nodes_and_the_first_of_equal_nodes():
     fleet = fleet_with(*(node(f"n{number:03}") for number in range(200)))
     scores = np.arange(200) * 7 % 5
     rows = best_rows(FleetView(fleet), Demand(1, nodes=70), scores)
@@ -167,7 +167,7 @@ def test_a_gang_gets_the_best_nodes_and_the_first_of_equal_ones():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_nvlink_gpus_come_from_one_group(name):
+def test_gpus_for_a_demand_of_nvlink_come_from_one_group(name):
     fleet = fleet_with(node("a", groups=["x", "y", "y", "x"]))
     assert ask(new_policy(name), fleet, Demand(2, topology="nvlink"))["gpus"] in (
         ["0", "3"],
@@ -177,7 +177,7 @@ def test_nvlink_gpus_come_from_one_group(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_inputs_replace_missing_resources(name):
+def test_a_request_without_resources_may_give_them_in_inputs(name):
     fleet = fleet_with(node("a", models=["A", "A", "B", "B"]))
     data = {
         "fleet": FleetView(fleet),

@@ -88,7 +88,7 @@ def choose(score, fleet, demand, held):
 @pytest.mark.parametrize("name", DEFINITIONS)
 @settings(max_examples=150)
 @given(nodes=st.lists(NODES, min_size=1, max_size=5), steps=st.lists(STEPS, max_size=25))
-def test_the_policy_agrees_with_its_definition(name, nodes, steps):
+def test_the_decisions_of_the_policy_agree_with_its_definition(name, nodes, steps):
     members = [node(f"n{n}", gpus=g, cpu=1000 * c) for n, (c, g) in enumerate(nodes)]
     fleet, policy, held = fleet_with(*members, LARGEST), new_policy(name), []
     for demand, released in steps:
@@ -114,7 +114,7 @@ def test_the_policy_agrees_with_its_definition(name, nodes, steps):
 # What clustering infers from the fleet ----------------------------------------------------------
 
 
-def test_clustering_forgets_a_node_that_becomes_empty():
+def test_the_policy_clustering_forgets_a_node_that_becomes_empty():
     fleet, policy, half = (
         fleet_with(node("a"), node("b")),
         new_policy("gpu_clustering"),
@@ -128,7 +128,7 @@ def test_clustering_forgets_a_node_that_becomes_empty():
     assert ask(policy, fleet, Demand(1))["node_id"] == "a"
 
 
-def test_clustering_counts_shares_and_whole_gpus_that_others_placed():
+def test_the_policy_clustering_counts_shares_and_gpus_that_other_policies_placed():
     fleet = fleet_with(node("a"), node("b"), node("c"))
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
     take(fleet, {"cluster_id": "c", "node_id": "c", "gpus": ["3"]}, Demand(1, 300))
@@ -137,7 +137,7 @@ def test_clustering_counts_shares_and_whole_gpus_that_others_placed():
     assert ask(policy, fleet, Demand(1))["node_id"] == "b"
 
 
-def test_clustering_remembers_nodes_by_name_when_the_inventory_changes():
+def test_the_policy_clustering_knows_nodes_by_name_after_a_change_of_the_inventory():
     fleet, policy, two = fleet_with(node("b"), node("c")), new_policy("gpu_clustering"), Demand(2)
     value = ask(policy, fleet, two)
     take(fleet, value, two)

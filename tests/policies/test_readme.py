@@ -25,7 +25,7 @@ def test_sections_of_policies_have_the_order_of_the_catalog():
 
 
 @pytest.mark.parametrize("name", catalog.shipped())
-def test_every_parameter_is_described_with_its_default(name):
+def test_the_readme_describes_each_parameter_with_its_default(name):
     for parameter, default in catalog.document(name)["policy_parameters"].items():
         row = re.search(rf"^\| `{parameter}` \|.*$", SECTIONS[name], re.MULTILINE)
         assert row, parameter
@@ -33,7 +33,7 @@ def test_every_parameter_is_described_with_its_default(name):
 
 
 @pytest.mark.parametrize("name", catalog.shipped())
-def test_each_example_is_a_request_that_its_policy_serves(name):
+def test_each_example_in_the_readme_is_a_request_that_its_policy_serves(name):
     (block,) = re.findall(r"```json\n(.*?)```", SECTIONS[name], re.DOTALL)
     request = json.loads(block)
     assert request["adhoc"] is True

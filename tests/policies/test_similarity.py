@@ -1,4 +1,4 @@
-"""Similarity: it measures like the search without a policy, and also decides placements."""
+"""The policy `similarity` measures like the search without a policy, and places requests."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,17 +30,17 @@ def test_the_most_similar_documents_come_first_without_the_reference():
     assert rank(like={"tags": ["us"]})[0] == "tiny"
 
 
-def test_documents_are_returned_unchanged():
+def test_the_ranking_returns_documents_unchanged():
     found = new_policy("similarity").eval({"like": "mid"}, DOCUMENTS, {})
     assert all(document in DOCUMENTS for document in found)
 
 
-def test_without_a_reference_all_documents_stay_in_order():
+def test_without_a_reference_all_documents_stay_in_their_order():
     assert rank(list(reversed(DOCUMENTS))) == ["big", "mid", "small", "tiny"]
 
 
 class Registry:
-    """The injected client, with the calls that the policy needs."""
+    """A stand-in for the injected cluster client, with the calls that the policy needs."""
 
     def read_cluster(self, name):
         known = name in REGISTERED
@@ -96,7 +96,7 @@ def test_a_reference_need_not_be_a_candidate():
     assert place(Demand(1), ["big", "tiny"], policy, like="small") == ("tiny", "m")
 
 
-def test_documents_are_read_again_after_the_refresh_or_for_another_request():
+def test_documents_are_read_again_after_the_refresh_interval_or_for_another_request():
     policy = new_policy("similarity")
     assert place(Demand(1), policy=policy, like="mid", refresh_seconds=3600) == ("mid", "m")
     assert place(Demand(1), policy=policy, like="tiny", refresh_seconds=3600) == ("tiny", "m")
@@ -147,6 +147,6 @@ def test_the_policy_and_the_search_compute_equal_distances(documents, like):
     assert found.tolist() == pytest.approx([expected[name] for name in known])
 
 
-def test_a_list_on_a_path_stands_for_its_members():
+def test_a_list_on_a_path_is_compared_by_its_members():
     document = {"nodes": [{"gpus": ["a", "b"]}, {"gpus": []}, {"gpus": ["c"]}, 5, None]}
     assert list(values_at(document, ["nodes", "gpus"])) == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""Spot first: the order of capacity types."""
+"""Tests of the policy `spot_first`: the order of capacity types."""
 
 from small import ask, fleet_with, new_policy, node, take
 
@@ -37,7 +37,7 @@ def test_spot_comes_before_reserved_on_demand_and_other_types():
     ]
 
 
-def test_the_order_is_a_parameter():
+def test_the_order_of_the_types_is_a_parameter():
     assert Site("on-demand", "spot", "reserved").fill(order=["reserved", "on-demand"]) == [
         "n2",
         "n0",
@@ -45,12 +45,12 @@ def test_the_order_is_a_parameter():
     ]
 
 
-def test_without_other_types_only_the_named_ones_are_used():
+def test_without_the_parameter_for_other_types_only_named_types_are_used():
     assert Site("on-demand", "spot", None).fill(order=["spot"], others=False) == ["n1"]
     assert Site("on-demand").fill(order=[], others=False) == []
 
 
-def test_within_a_type_a_node_is_filled_before_the_next():
+def test_within_a_type_one_node_is_filled_before_the_next_node():
     assert Site("spot", "spot", gpus=2).fill() == ["n0", "n0", "n1", "n1"]
 
 

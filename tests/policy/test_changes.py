@@ -1,4 +1,4 @@
-"""The common placement functions choose the best placement, and return only sound ones."""
+"""The placement functions of `moorage.policy` choose the best placement, and only sound ones."""
 
 import numpy as np
 import pytest
@@ -114,7 +114,7 @@ def test_invalid_scores_are_refused_with_the_node():
     assert decline_because("no") == {"declined": "no"}
 
 
-def test_scores_may_be_a_list():
+def test_place_accepts_scores_as_a_list():
     view, demand = FleetView(site()), Demand(gpus=1, nodes=2)
     assert best_rows(view, demand, [0, 1, 5, -1, -1, -1]) == [2, 1]
     assert spread_rows(view, demand, [0, 1, 5, -1, -1, -1]) == [2, 1]
@@ -123,7 +123,7 @@ def test_scores_may_be_a_list():
             rows(view, demand, ["best"] * 6)
 
 
-def test_place_returns_the_taken_share():
+def test_the_answer_of_place_has_the_taken_share():
     found = data(site(), Demand(gpus=1))
     fleet = found["fleet"]
     with pytest.raises(TypeError, match=r"^place: expected `input_data` as `eval` got it, got F"):
@@ -142,7 +142,7 @@ def test_place_returns_the_taken_share():
     st.sampled_from(["", "nvlink", "numa", "rack", "zone"]), st.booleans(),
     st.sampled_from(["pack", "spread"]), st.integers(0, 2**32),
 )  # fmt: skip
-def test_any_score_yields_a_sound_answer(gpus, milli, nodes, topology, close, gang, seed):
+def test_place_gives_a_sound_answer_for_any_score(gpus, milli, nodes, topology, close, gang, seed):
     draw, fleet = np.random.default_rng(seed), site()
     free = draw.choice([0, 300, 1000], fleet.gpu_free.shape, p=[0.3, 0.2, 0.5])
     fleet.gpu_free[:] = np.minimum(free, fleet.gpu_total)
@@ -159,7 +159,7 @@ def test_any_score_yields_a_sound_answer(gpus, milli, nodes, topology, close, ga
         assert not fleet.feasible(demand).any()
 
 
-def test_scores_are_printed_if_a_policy_wants_that(capsys, monkeypatch):
+def test_scores_are_printed_after_a_call_of_print_scores(capsys, monkeypatch):
     fleet = site()
     place(data(fleet, Demand(gpus=1)), by_row)
     assert capsys.readouterr().out == ""
@@ -192,7 +192,7 @@ def test_a_score_of_named_terms_is_their_sum_and_lists_them(capsys, monkeypatch)
     assert "(" not in capsys.readouterr().out
 
 
-def test_terms_are_one_number_per_node_or_one_for_all():
+def test_a_term_of_a_score_is_a_number_per_node_or_one_number_for_all_nodes():
     with pytest.raises(ValueError, match=r"one score per node \(6\), got shape \(2,\) of 'odd'"):
         place(data(site(), Demand(gpus=1)), lambda view, _: {"odd": np.arange(2)})
     with pytest.raises(ValueError, match="no terms"):

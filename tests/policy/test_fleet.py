@@ -1,4 +1,4 @@
-"""The fleet in columns: one feasibility function for all, and replicas without drift."""
+"""The columns of a fleet give one answer on feasibility, and replicas stay equal to them."""
 
 from itertools import combinations
 
@@ -60,7 +60,7 @@ def test_leases_do_not_change_whether_a_demand_can_ever_fit(walk: Walk, demand: 
 
 
 @given(walks())
-def test_giving_back_a_share_undoes_taking_it(walk: Walk) -> None:
+def test_giving_back_a_share_undoes_taking_the_share(walk: Walk) -> None:
     for share in walk.held:
         walk.fleet.give(share)
     for name in ("cpu", "memory", "gpu"):
@@ -69,7 +69,7 @@ def test_giving_back_a_share_undoes_taking_it(walk: Walk) -> None:
 
 
 @given(walks())
-def test_a_replica_equals_the_fleet(walk: Walk) -> None:
+def test_a_replica_of_the_fleet_equals_the_fleet(walk: Walk) -> None:
     replica = Fleet()
     replica.restore(walk.fleet.snapshot())
     for name in ALL_COLUMNS:
@@ -86,7 +86,7 @@ def test_a_replica_equals_the_fleet(walk: Walk) -> None:
 
 
 @given(walks())
-def test_copying_the_changes_since_a_version_updates_a_replica(walk: Walk) -> None:
+def test_a_replica_is_updated_by_the_changes_since_its_version(walk: Walk) -> None:
     replica, version = Fleet(), walk.fleet.version
     replica.restore(walk.fleet.snapshot())
     for _ in range(8):
@@ -101,7 +101,7 @@ def test_copying_the_changes_since_a_version_updates_a_replica(walk: Walk) -> No
     assert walk.fleet.changed_since(walk.fleet.version) == []
 
 
-def test_a_reader_that_missed_too_many_changes_must_read_everything() -> None:
+def test_a_replica_that_missed_too_many_changes_must_copy_the_whole_fleet() -> None:
     fleet = fleet_of(one(Gpu("0")))
     version = fleet.version
     for _ in range(CHANGES_MAX):
@@ -136,7 +136,9 @@ def test_picked_devices_are_valid_sufficient_and_of_one_group(walk: Walk, demand
 
 
 @given(walks(), demands)
-def test_a_single_node_is_judged_as_among_all_nodes(walk: Walk, demand: Demand) -> None:
+def test_the_misfit_of_a_single_node_equals_its_misfit_among_all_nodes(
+    walk: Walk, demand: Demand
+) -> None:
     fleet, rows = walk.fleet, range(len(walk.fleet))
     assert [fleet.takes(row, demand) for row in rows] == fleet.feasible(demand).tolist()
     fitting = [np.flatnonzero(row).tolist() for row in fleet.fitting_gpus(demand)]
@@ -194,7 +196,7 @@ def test_numa_domains_are_numbered_within_the_node() -> None:
     assert fleet.gpu_numa[0].tolist() == [1, -1, 0, 0]
 
 
-def test_shares_on_missing_nodes_or_devices_take_no_other_capacity() -> None:
+def test_shares_on_missing_nodes_or_devices_take_no_capacity() -> None:
     fleet = fleet_of(one(Gpu("0")))
     fleet.take(Share(ClusterId("gone"), NodeId("n"), ("0",)))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("7",), cpu_milli=500))
@@ -224,7 +226,7 @@ def test_an_unavailable_node_has_no_free_capacity_and_returns_with_its_leases() 
     assert not replica.feasible(Demand())[0]
 
 
-def test_the_mask_cache_is_bounded_and_read_only() -> None:
+def test_the_cached_masks_are_bounded_in_number_and_read_only() -> None:
     fleet = fleet_of(one(Gpu("0")))
     for memory in range(ELIGIBLE_MAX + 2):
         mask = fleet.eligible_gpus(Demand(gpus=1, gpu_memory_mib=memory + 1))
@@ -234,7 +236,9 @@ def test_the_mask_cache_is_bounded_and_read_only() -> None:
 
 
 @given(walks(), demands)
-def test_a_view_shows_candidates_without_reserved_nodes(walk: Walk, demand: Demand) -> None:
+def test_a_view_of_the_fleet_shows_candidates_without_reserved_nodes(
+    walk: Walk, demand: Demand
+) -> None:
     fleet = walk.fleet
     reserved = fleet.node_ids[:1]
     view = FleetView(fleet, demand, ("c0", "c2", "c9"), reserved)
@@ -251,7 +255,7 @@ def test_a_view_shows_candidates_without_reserved_nodes(walk: Walk, demand: Dema
 
 
 @given(inventories())
-def test_a_view_is_read_only(clusters: list[Cluster]) -> None:
+def test_a_view_of_the_fleet_is_read_only(clusters: list[Cluster]) -> None:
     fleet = fleet_of(*clusters)
     view = FleetView(fleet)
     for name in ALL_COLUMNS:
@@ -263,7 +267,7 @@ def test_a_view_is_read_only(clusters: list[Cluster]) -> None:
         _ = view._change_nothing
 
 
-def test_a_view_follows_the_fleet_and_gives_its_misfits() -> None:
+def test_a_view_follows_the_fleet_and_has_the_misfits_of_the_fleet() -> None:
     fleet = fleet_of(one(Gpu("0")))
     view = FleetView(fleet, Demand(gpus=1))
     version = view.version
@@ -290,7 +294,7 @@ def test_a_policy_cannot_change_the_fleet_by_accident() -> None:
 
 
 @pytest.mark.parametrize("name", ["free_gpu_milli", "changed_since", "cpu_free", "feasible"])
-def test_a_misspelt_name_of_the_fleet_suggests_the_right_one(name: str) -> None:
+def test_the_error_about_a_misspelt_name_of_the_fleet_suggests_the_right_name(name: str) -> None:
     view = FleetView(fleet_of(one(Gpu("0"))))
     with pytest.raises(AttributeError) as caught:
         getattr(view, name[:-2] + name[-1])

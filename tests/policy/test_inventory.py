@@ -1,4 +1,4 @@
-"""Columns that are updated cluster by cluster equal newly built columns."""
+"""Columns of a fleet that change cluster by cluster equal newly built columns."""
 
 from random import Random
 
@@ -86,7 +86,7 @@ def one(name: str, nodes: int = 2, gpus: int = 2) -> Cluster:
     return Cluster(ClusterId(name), rows)
 
 
-def test_other_rows_keep_their_leases():
+def test_a_change_of_some_rows_keeps_the_leases_of_other_rows():
     fleet = install([one("a"), one("c")])
     row = fleet.row("c", "n1")
     fleet.set_capacity(row, 1, 2, [3, 4])
@@ -100,7 +100,7 @@ def test_other_rows_keep_their_leases():
     assert len(fleet) == 5
 
 
-def test_a_reader_that_missed_a_changed_layout_must_read_everything():
+def test_a_replica_that_missed_a_changed_layout_must_copy_the_whole_fleet():
     fleet = install([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)
@@ -120,7 +120,7 @@ def test_a_reader_that_missed_a_changed_layout_must_read_everything():
     assert fleet.rows_since(version) is None
 
 
-def test_the_logs_are_bounded():
+def test_the_logs_of_changes_are_bounded():
     fleet = install([one("a"), one("b")])
     layout, version = fleet.layout, fleet.version
     for _ in range(SPLICES_MAX):

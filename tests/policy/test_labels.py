@@ -1,4 +1,4 @@
-"""Labels of nodes: read once per inventory, for the clusters that a request may use."""
+"""Labels of nodes are read once per inventory, for the clusters that a request may use."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def colour(labels):
     return labels.get("colour", "")
 
 
-def test_a_column_has_a_value_per_row_and_is_read_once():
+def test_a_column_of_labels_has_a_value_per_row_and_is_read_once():
     registry = Registry({"x": {"b": {"colour": "red"}, "a": {}}, "y": {"a": {"colour": "blue"}}})
     fleet, labels = Fleet(), NodeLabels()
     install(fleet, registry.labels)
@@ -86,5 +86,5 @@ def test_values_of_labels_become_strings():
         ({"karpenter.sh/capacity-type": "borrowed", "ray.io/market-type": "spot"}, "borrowed"),
     ],
 )
-def test_labels_show_how_a_machine_is_paid_for(labels, expected):
+def test_labels_show_whether_a_machine_is_spot_or_reserved_or_on_demand(labels, expected):
     assert capacity_type(labels) == expected

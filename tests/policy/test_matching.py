@@ -1,4 +1,4 @@
-"""Demands for labels: operators as in Kubernetes, the same in every check of feasibility."""
+"""Demands for labels have Kubernetes' operators, and each check of feasibility agrees."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def demand(*where: tuple[str, str, tuple[str, ...]], gpus: int = 1) -> Demand:
         ([("moorage/cluster", "NotIn", ("c",))], []),
     ],
 )
-def test_the_operators_behave_as_in_kubernetes(where, nodes, gpus):
+def test_the_operators_of_where_behave_as_in_kubernetes(where, nodes, gpus):
     fleet, wanted = fleet_of(labelled_cluster()), demand(*where, gpus=gpus)
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == nodes
     assert np.flatnonzero(fleet.copies(wanted)).tolist() == nodes
@@ -78,7 +78,7 @@ def test_a_simulated_fleet_has_the_same_labels():
     assert fleet.feasible(wanted).tolist() == [False, False, True]
 
 
-def test_a_policy_sees_only_matching_nodes():
+def test_a_policy_sees_nodes_without_matching_labels_as_full():
     fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "Exists", ()))
     bits = np.packbits(fleet.matching(wanted.where)).tobytes()
     replica = Fleet()

@@ -40,7 +40,9 @@ shares = st.fixed_dictionaries({"cluster_id": leaves}, optional=dict.fromkeys(KE
 
 
 @given(anything | shares | st.lists(shares, max_size=3), st.sampled_from([None, Demand(gpus=2)]))
-def test_any_value_is_read_or_refused(value: Any, demand: Demand | None) -> None:
+def test_any_value_of_a_policy_is_read_as_a_proposal_or_refused(
+    value: Any, demand: Demand | None
+) -> None:
     try:
         proposals = parse_proposal(value, demand)
     except ProposalError:
@@ -64,11 +66,11 @@ def test_any_value_is_read_or_refused(value: Any, demand: Demand | None) -> None
 @pytest.mark.parametrize(
     "value", [None, 3, "harbour", [], {}, {"cluster_id": None}, [1, "a"], {"a": {"cluster_id": 1}}]
 )
-def test_a_value_that_names_no_cluster_grants_nothing(value: Any) -> None:
+def test_a_value_that_names_no_cluster_is_no_proposal(value: Any) -> None:
     assert parse_proposal(value, None) == ()
 
 
-def test_the_demand_completes_the_proposal() -> None:
+def test_the_demand_completes_missing_fields_of_the_proposal() -> None:
     demand = Demand(gpus=1, gpu_milli=500, cpu_milli=7, memory_mib=8)
     said = {"clusterId": 3, "nodeId": "n", "gpus": [0, "1"], "cpu_milli": 9.0}
     assert parse_proposal(said, demand) == (ProposedShare("3", "n", ("0", "1"), 500, 9, 8),)  # type: ignore[arg-type]  # Plain values in tests.
@@ -113,7 +115,9 @@ def test_a_malformed_proposal_names_its_field(value: Any, field: str) -> None:
 
 
 @pytest.mark.parametrize("empty", [None, {}, {"error": "no GPU"}, "none"])
-def test_parts_of_several_requests_stand_alone_and_those_of_a_gang_together(empty: Any) -> None:
+def test_parts_of_several_requests_are_separate_and_parts_of_a_gang_belong_together(
+    empty: Any,
+) -> None:
     value = [{"cluster_id": "c", "node_id": "n"}, empty]
     for demand in (None, Demand(gpus=1)):
         (share,) = parse_proposal(value, demand)
@@ -123,7 +127,7 @@ def test_parts_of_several_requests_stand_alone_and_those_of_a_gang_together(empt
     assert caught.value.field == "[1].cluster_id"
 
 
-def test_parts_with_different_gpus_of_one_node_are_one_share() -> None:
+def test_parts_of_a_gang_with_different_gpus_of_one_node_are_one_share() -> None:
     def part(*gpus: str, **more: Any) -> dict[str, Any]:
         return {"cluster_id": "c", "node_id": "n", "gpus": gpus, "cpu_milli": 5, **more}
 

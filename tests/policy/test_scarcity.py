@@ -98,7 +98,7 @@ def test_room_updated_from_changed_rows_agrees_with_a_full_count(kinds, moves):
     assert due == list(range(0, len(moves), 5))
 
 
-def test_the_value_of_a_copy_does_not_depend_on_the_size_of_the_fleet():
+def test_the_value_of_a_copy_of_a_demand_does_not_depend_on_the_size_of_the_fleet():
     kinds, found = [RequestKind(0, 2, weight=0.5)], []
     for nodes in (400, 4000):
         view = FleetView(fleet_of("A" * nodes))
@@ -108,7 +108,7 @@ def test_the_value_of_a_copy_does_not_depend_on_the_size_of_the_fleet():
     assert found[0] == found[1] == 1000 / (1 + 400 / 2) ** 2
 
 
-def test_each_kind_has_the_shares_of_the_fleet_that_suit_and_fit_it():
+def test_each_kind_of_request_has_the_shares_of_the_fleet_that_suit_it_and_fit_it():
     fleet = fleet_of("AAB")
     view = FleetView(fleet)
     kinds = [

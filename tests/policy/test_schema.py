@@ -1,4 +1,4 @@
-"""The schema language: what it accepts, completes and refuses, with which messages."""
+"""Tests of the schema language: the values that it accepts, completes and refuses."""
 
 import time
 from typing import Any
@@ -38,7 +38,7 @@ def notes_on(document: Any) -> str:
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
-def test_an_empty_schema_accepts_everything(nothing):
+def test_an_empty_schema_accepts_any_value(nothing):
     assert read_schema(nothing, "s", pattern) == (None, ())
 
 
@@ -68,7 +68,7 @@ def test_an_empty_schema_accepts_everything(nothing):
         ({"type": "object", "properties": {"a": SIZE}}, [{}, {"a": 1}, {"b": 0}], [{"a": 9}]),
     ],
 )
-def test_each_type_and_constraint_is_enforced(entry, good, bad):
+def test_each_type_and_constraint_of_a_schema_is_enforced(entry, good, bad):
     schema = read({"f": entry})
     for value in good:
         assert schema.check({"f": value}, "v") == {"f": value}
@@ -111,7 +111,7 @@ def test_defaults_fill_missing_fields_on_all_levels():
     assert schema.check(whole, "v") is whole, "a complete value is not copied"
 
 
-def test_a_field_set_elsewhere_gets_no_default():
+def test_a_field_that_another_source_sets_gets_no_default():
     schema = read({"a": {"type": "number", "default": 1}, "b": {"type": "number", "default": 2}})
     assert schema.check({}, "v", known=("a",)) == {"b": 2}
     assert schema.check({"a": None}, "v", known=("a", "b")) == {}
@@ -144,7 +144,7 @@ def test_a_field_set_elsewhere_gets_no_default():
         ),
     ],
 )
-def test_a_refusal_names_field_expectation_and_value(document, value, said):
+def test_the_refusal_of_a_value_names_field_and_expectation_and_value(document, value, said):
     assert refusal(document, value) == said
 
 
@@ -204,11 +204,11 @@ def test_a_refusal_names_field_expectation_and_value(document, value, said):
         ),
     ],
 )
-def test_unreadable_parts_are_noted_with_their_place(document, said):
+def test_unreadable_parts_of_a_schema_are_noted_with_their_place(document, said):
     assert said in notes_on(document)
 
 
-def test_unreadable_parts_are_ignored_and_the_others_are_enforced():
+def test_unreadable_parts_of_a_schema_are_ignored_and_the_readable_parts_are_enforced():
     document = {"a": {"type": "number", "minn": 1, "max": 5}, "b": 7, "c": {"type": "colour"}}
     schema, notes = read_schema(document, "s", pattern)
     assert [note.path for note in notes] == ["s.a.minn", "s.b", "s.c.type"]
@@ -333,7 +333,7 @@ def test_a_check_reads_a_bounded_number_of_values_and_characters():
     assert "of at most 4096 characters" in refusal({"t": texts["l"]["items"]}, {"t": "a" * 5000})
 
 
-def test_missing_fields_count_in_the_budget():
+def test_missing_fields_of_a_value_count_in_the_budget_of_a_check():
     """Without this bound, a list of empty objects would be read a thousand times each."""
     fields = {str(number): {"type": "any"} for number in range(400)}
     wide = {"l": {"type": "array", "items": {"type": "object", "properties": fields}}}

@@ -1,4 +1,4 @@
-"""The mix of requests: read, learnt and forgotten; and which nodes serve which kinds."""
+"""Tests of the mix of requests that policies learn, and of the kinds that a node serves."""
 
 import json
 
@@ -40,7 +40,7 @@ def view_of(*nodes):
 # Reading ---------------------------------------------------------------------------------------
 
 
-def test_a_kind_accepts_num_gpu_and_defaults():
+def test_a_kind_of_request_accepts_num_gpu_and_defaults():
     assert read_typical([{"num_gpu": 2}]) == [RequestKind(0, 2, 1000, 0, (), 1.0)]
 
 
@@ -55,12 +55,12 @@ def test_the_most_frequent_kinds_come_first_as_shares_of_all():
     assert [(kind.cpu_milli, kind.weight) for kind in kinds] == [(2, 0.75), (1, 0.25)]
 
 
-def test_kinds_with_several_gpus_take_whole_ones():
+def test_kinds_of_requests_with_several_gpus_take_whole_gpus():
     assert read_typical([{"gpus": 2, "gpu_milli": 300}])[0].milli == 2000
     assert read_typical([{"gpus": 1, "gpu_milli": 300}])[0].milli == 300
 
 
-def test_of_too_many_kinds_only_the_most_frequent_count():
+def test_of_too_many_kinds_of_requests_only_the_most_frequent_count():
     kinds = mix([RequestKind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
     assert len(kinds) == room.KINDS_MAX
     assert kinds[0].cpu_milli == room.KINDS_MAX + 49
@@ -80,7 +80,7 @@ def feed(learner, context, demands, *, through_json=False):
     return readings
 
 
-def test_a_full_batch_is_stored_in_the_context():
+def test_a_full_batch_of_counted_requests_is_stored_in_the_context():
     learner, context = MixLearner(), {}
     demand = Demand(1, 700, models=("A", "B"), cpu_milli=3000, memory_mib=64, nodes=2)
     assert feed(learner, context, [demand] * (MixLearner.BATCH - 1)) == []
@@ -97,7 +97,7 @@ def test_the_mix_is_read_again_when_the_count_doubles():
     assert readings == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
 
 
-def test_requests_since_the_last_read_do_not_count():
+def test_requests_after_the_last_read_of_the_mix_do_not_count():
     learner, context, view = MixLearner(), {}, view_of("A")
     feed(learner, context, [Demand(1)] * MixLearner.BATCH)
     before = learner.typical(view, context)
@@ -107,7 +107,7 @@ def test_requests_since_the_last_read_do_not_count():
     assert learner.typical(view, context) != before
 
 
-def test_a_new_instance_continues_where_the_last_one_stopped():
+def test_a_new_instance_continues_with_the_stored_counts_of_the_last_instance():
     context, demands = {}, [Demand(1, 100 + 100 * (n % 9)) for n in range(7 * MixLearner.BATCH)]
     learner, view = MixLearner(), view_of("A")
     feed(learner, context, demands)
@@ -132,7 +132,7 @@ def test_the_number_of_request_kinds_and_the_length_of_their_names_are_limited()
     assert max(map(len, context["seen"])) <= room.KIND_CHARACTERS_MAX
 
 
-def test_the_first_guess_fits_the_fleet():
+def test_the_first_guess_of_typical_requests_fits_the_fleet():
     kinds = room.guess(view_of(["A", "A"], ["A"], ["A"]))
     assert [(kind.cpu_milli, kind.milli) for kind in kinds] == [
         (3000, 1000),

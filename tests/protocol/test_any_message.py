@@ -1,4 +1,4 @@
-"""Any input yields a message or one complete error."""
+"""Any input gives a message or a single complete error."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ def read_or_refuse(frame: str | bytes) -> None:
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8))
 @example({"op": "status", "lease": ""})
 @example({"adhoc": "x", "id": ""})
-def test_any_object_is_read_or_refused(content: dict[str, Any]) -> None:
+def test_any_json_object_is_read_as_a_message_or_refused(content: dict[str, Any]) -> None:
     read_or_refuse(json.dumps(content))
 
 
@@ -72,7 +72,7 @@ def test_any_change_to_a_message_is_read_or_refused(kind: str, content: dict[str
 
 
 @given(st.text() | st.binary() | st.text('{}[]":,0123456789.eE-+adhocntrue\\ '))
-def test_any_text_is_read_or_refused(frame: str | bytes) -> None:
+def test_any_text_is_read_as_a_message_or_refused(frame: str | bytes) -> None:
     read_or_refuse(frame)
 
 

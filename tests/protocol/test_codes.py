@@ -1,4 +1,4 @@
-"""Every error code has an explanation."""
+"""Each error code has an explanation."""
 
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close
@@ -15,5 +15,5 @@ def test_every_close_code_has_a_sentence() -> None:
     assert named == set(CLOSE_CODES)
 
 
-def test_retryable_codes_are_not_client_errors() -> None:
+def test_codes_of_refusals_that_may_succeed_later_are_not_client_errors() -> None:
     assert not WORTH_RETRYING & {Code.BAD_JSON, Code.BAD_MESSAGE, Code.NEVER_FITS, Code.WRONG_TOKEN}

@@ -1,4 +1,4 @@
-"""The token of an `Authorization` header, as programs send it."""
+"""Tests of the token of an `Authorization` header, in the forms that programs send."""
 
 import base64
 

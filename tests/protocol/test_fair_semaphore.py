@@ -1,4 +1,4 @@
-"""A fair semaphore: few hold a turn at one time, and no tenant's flood delays another's."""
+"""With a fair semaphore, few callers hold a turn, and no tenant's flood delays another tenant."""
 
 import asyncio
 import itertools
@@ -69,7 +69,7 @@ async def visits(semaphore):
     await asyncio.gather(*visits.tasks.values(), return_exceptions=True)
 
 
-async def test_one_tenant_leaves_a_turn_for_another(visits):
+async def test_a_tenant_with_many_waiters_leaves_a_turn_for_another_tenant(visits):
     await visits.come("a1", "a2", "a3", "a4")
     assert visits.inside == ["a1", "a2"]
     await visits.come("b1")
@@ -78,7 +78,7 @@ async def test_one_tenant_leaves_a_turn_for_another(visits):
     assert visits.inside == ["a2", "b1", "a3"], "in the order in which they came"
 
 
-async def test_the_tenant_that_holds_least_is_next_and_equals_take_turns(visits):
+async def test_the_tenant_that_holds_the_fewest_turns_is_next_and_equal_tenants_take_turns(visits):
     await visits.come("a1", "a2", "b1", "a3", "a4", "b2", "c1", "d1", "c2")
     assert visits.inside == ["a1", "a2", "b1"]
     came = []
@@ -88,7 +88,7 @@ async def test_the_tenant_that_holds_least_is_next_and_equals_take_turns(visits)
     assert came == ["c1", "a3", "b2", "d1", "c2", "a4"]
 
 
-async def test_a_full_queue_drops_the_latest_waiter_of_the_largest_tenant(visits):
+async def test_a_full_queue_drops_the_latest_waiter_of_the_tenant_with_most_waiters(visits):
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     assert visits.busy() == []
@@ -120,8 +120,8 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
     assert not semaphore._held
 
 
-async def test_all_waiters_may_leave_while_another_arrives(visits, semaphore):
-    """A stopping server does this: it releases turns before waiters notice their end."""
+async def test_all_waiters_of_the_semaphore_may_leave_while_another_arrives(visits, semaphore):
+    """A server that stops releases turns before the waiters notice their cancellation."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     for name in flood:
@@ -137,7 +137,7 @@ async def test_all_waiters_may_leave_while_another_arrives(visits, semaphore):
     assert semaphore._free == AT_ONCE
 
 
-async def test_a_semaphore_with_one_turn_grants_it():
+async def test_a_semaphore_with_one_turn_grants_the_turn():
     semaphore = FairSemaphore(1, 1)
     async with semaphore.turn("a"):
         pass
@@ -145,7 +145,7 @@ async def test_a_semaphore_with_one_turn_grants_it():
         pass
 
 
-async def test_tenants_take_turns_and_one_runs_at_a_time():
+async def test_tenants_take_turns_on_the_loop_and_one_runs_at_a_time():
     turns, order, at_once = FairSemaphore(), [], 0
 
     async def read(tenant: str, number: int) -> None:
@@ -164,7 +164,7 @@ async def test_tenants_take_turns_and_one_runs_at_a_time():
     assert [each for each in order if each[0] == "a"] == [("a", n) for n in range(100)]
 
 
-async def test_after_each_turn_the_loop_is_free_for_as_long_as_the_turn_took():
+async def test_after_each_turn_of_a_tenant_the_loop_is_free_for_as_long_as_the_turn_took():
     turns, seen = FairSemaphore(rests=True), []
     loop = asyncio.get_running_loop()
 
@@ -179,7 +179,7 @@ async def test_after_each_turn_the_loop_is_free_for_as_long_as_the_turn_took():
         assert following - end >= (end - start) * 0.9
 
 
-async def test_after_close_no_caller_waits_for_a_turn():
+async def test_after_close_of_the_semaphore_no_caller_waits_for_a_turn():
     turns, end = FairSemaphore(rests=True), asyncio.Event()
 
     async def read() -> str:

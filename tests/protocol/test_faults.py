@@ -1,4 +1,4 @@
-"""Which HTTP status belongs to which code."""
+"""Tests of the HTTP status that belongs to each error code."""
 
 from collections.abc import Iterator
 
@@ -28,5 +28,5 @@ def codes() -> Iterator[tuple[str, int]]:
             yield name, status
 
 
-def test_a_refusal_is_a_4xx_and_only_a_server_fault_a_5xx() -> None:
+def test_a_refusal_has_a_status_4xx_and_only_a_fault_of_the_server_has_5xx() -> None:
     assert {code.value: status_of(code) for code in Code} == dict(codes())

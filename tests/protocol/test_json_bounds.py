@@ -1,4 +1,4 @@
-"""Values of a JSON text, counted before it is decoded."""
+"""Tests of the count of a JSON text's values before the text is decoded."""
 
 import json
 import random
@@ -82,7 +82,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_mebibyte_of_any_message_is_read_quickly(name: str) -> None:
+def test_a_message_of_a_mebibyte_is_read_or_refused_quickly(name: str) -> None:
     texts = fill_mebibyte('["', "x" * 16, '"]', '","')
     baseline = cpu_seconds(lambda: msgspec.json.decode(texts)) + 0.002
     assert cpu_seconds(lambda: read(MESSAGES[name])) < 8 * baseline
@@ -96,7 +96,7 @@ def test_a_message_with_too_many_parts_is_refused_with_its_id(name: str) -> None
     assert error.expected in error.reason
 
 
-def test_the_largest_number_of_parts_is_read() -> None:
+def test_a_message_with_the_largest_allowed_number_of_parts_is_read() -> None:
     allowed = bounds.PARTS_MAX - 7  # Minus five named fields, and the objects around them.
     message = HEAD + json.dumps({"a": [[]] * (allowed - 1)}) + "}"
     assert isinstance(read(message), AllocationRequest)
@@ -149,7 +149,7 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_counted_parts_and_depth_agree_with_the_value(seed: int) -> None:
+def test_the_counts_of_parts_and_depth_agree_with_the_decoded_value(seed: int) -> None:
     chance = random.Random(seed)
     rows = [random_value(chance, 6) for _ in range(400 if seed % 4 else 4_000)]
     encoded = json.dumps(rows, ensure_ascii=chance.random() < 0.5).encode()

@@ -1,4 +1,4 @@
-"""Large JSON in short pieces: the same values and the same errors as in one pass."""
+"""Large JSON decoded in short pieces gives the values and errors of a single pass."""
 
 import gc
 import random
@@ -38,11 +38,11 @@ def test_chunked_decoding_agrees_with_one_pass(seed):
 
 
 @pytest.mark.parametrize("encoded", [b"[]", b" 7 ", b'"x"', b"  " * PART_BYTES_MAX + b"{}"])
-def test_small_values_with_much_white_space_are_read(encoded):
+def test_small_values_with_much_white_space_are_decoded(encoded):
     assert decode_in_parts(encoded) == msgspec.json.decode(encoded)
 
 
-def test_of_a_repeated_name_the_last_value_counts():
+def test_of_a_repeated_name_in_json_the_last_value_counts():
     long = b"1," * PART_BYTES_MAX + b"1"
     assert decode_in_parts(b'{"a":[' + long + b'],"a":2}') == {"a": 2}
 
@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_errors_give_the_position_in_the_whole_text(wrong):
+def test_errors_of_chunked_decoding_give_the_position_in_the_whole_text(wrong):
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)) as whole:
         msgspec.json.decode(WRONG[wrong])
     with pytest.raises(whole.type) as parts:
@@ -93,7 +93,7 @@ def longest_call_seconds(decode, encoded):
     return longest
 
 
-def test_other_threads_run_during_decoding():
+def test_other_threads_run_while_large_json_is_decoded():
     """One call holds the interpreter's lock, so it must be a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})
@@ -123,12 +123,12 @@ def test_chunked_encoding_agrees_with_one_pass(seed):
         assert b"".join(encode_in_parts(each)) == msgspec.json.encode(each)
 
 
-def test_only_large_texts_are_chunked():
+def test_only_large_texts_are_decoded_in_chunks():
     assert not any(map(is_large, (None, "", [], {}, [1] * 100, {"a": {"b": ["c"]}})))
     assert all(map(is_large, ("x" * 200_000, [[1]] * 2_000, {"a": {"b": [{}] * 3_000}})))
 
 
-def test_a_part_is_a_small_share_of_a_large_document():
+def test_a_decoded_part_is_a_small_share_of_a_large_document():
     rows = [{"id": f"n{number}", "gpus": [{"memory": 81_920}] * 8} for number in range(5_000)]
     parts = list(encode_in_parts([{"id": "c", "nodes": {"nodeData": rows}}] * 3))
     assert max(map(len, parts)) <= 2 * PART_BYTES_MAX

@@ -1,4 +1,4 @@
-"""How long one turn of the event loop reads messages of one tenant."""
+"""Tests of the time for which one turn of the event loop reads messages of a tenant."""
 
 import asyncio
 

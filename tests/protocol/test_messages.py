@@ -1,4 +1,4 @@
-"""Reading messages: the accepted ones, and one clear error for each other input."""
+"""Tests of the reader of messages: the accepted messages, and an error for each other input."""
 
 import json
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def test_the_error_for_an_unknown_op_lists_the_known_ones(op: Any) -> None:
     assert all(name in error.expected for name in OPERATIONS)
 
 
-def test_a_near_miss_gets_a_suggestion() -> None:
+def test_a_misspelt_operation_or_field_gets_a_suggestion() -> None:
     assert refusal_of('{"op": "relase"}').reason.endswith("(did you mean release?)")
     assert refusal_of(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
     quota = '{"op": "set_quota", "tenant": "ann", "gpus": 4}'
@@ -117,7 +117,7 @@ def test_a_near_miss_gets_a_suggestion() -> None:
 # Missing fields ------------------------------------------------------------------------------
 
 
-def test_one_error_names_all_missing_fields() -> None:
+def test_a_single_error_names_all_missing_fields() -> None:
     error = refusal_of("{}")
     assert error.reason == (
         "Missing required fields: adhoc, policy_rule_uri, inputs. An operation names `op` instead,"
@@ -143,7 +143,7 @@ def test_the_documented_sample_with_a_policy_is_read() -> None:
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -> None:
+def test_null_and_empty_values_count_as_missing_where_a_value_is_required(value: Any) -> None:
     error = refusal_of(text(policy_rule_uri=value, id="a"))
     assert (error.code, error.field, error.id) == (Code.MISSING_FIELDS, "policy_rule_uri", "a")
     assert refusal_of(text(inputs=None)).details["missing"] == ["inputs"]
@@ -170,7 +170,7 @@ def test_a_message_over_http_need_not_have_adhoc() -> None:
 
 
 @pytest.mark.parametrize("empty", [None, {}])
-def test_empty_and_null_count_as_missing(empty: Any) -> None:
+def test_empty_and_null_optional_fields_count_as_missing(empty: Any) -> None:
     message = ask(text(filter=empty, search=empty, parameters=empty, settings=empty))
     assert message == ask(text())
     assert (message.filter, message.search) == (None, None)
@@ -226,7 +226,7 @@ def warnings_on(**more: Any) -> list[str]:
         ("deadline", "deadline_seconds"),
     ],
 )
-def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> None:
+def test_a_misplaced_field_gets_a_hint_with_the_right_place(name: str, meant: str) -> None:
     assert warnings_on(**{name: 1}) == [
         f"{name}: unknown field, it was ignored (did you mean {meant}?)."
     ]
@@ -319,7 +319,7 @@ def test_an_unreadable_amount_names_the_field_to_use_instead(
 # Demands -------------------------------------------------------------------------------------
 
 
-def test_resources_and_lease_reach_the_core_unchanged() -> None:
+def test_the_fields_resources_and_lease_reach_the_core_unchanged() -> None:
     resources = {
         "gpus": 2,
         "gpu_milli": 500,
@@ -361,7 +361,7 @@ def test_defaults_are_as_documented() -> None:
     assert ask(text(resources=None, lease=None, provision=None)).terms() is None
 
 
-def test_provision_reaches_the_core() -> None:
+def test_the_field_provision_reaches_the_core() -> None:
     message = ask(text(provision={"backend": "local", "spec": {"command": ["true"]}}))
     assert message.provisioning() == model.Provision("local", {"command": ["true"]})
     assert ask(text()).provisioning() is None
@@ -490,7 +490,7 @@ def test_alternatives_without_resources_are_refused() -> None:
     assert error.reason.startswith("alternatives: expected `resources` as well")
 
 
-def test_the_reason_is_the_documented_sentence() -> None:
+def test_the_reason_of_a_missing_field_is_the_documented_sentence() -> None:
     error = refusal_of(text(lease={"ttl_seconds": 0}))
     assert error.reason == "lease.ttl_seconds: expected a number of seconds between 1 and 604800"
 
@@ -530,7 +530,7 @@ def test_unknown_fields_of_a_what_if_are_refused():
     assert ignored_fields(bare, decode(bare)) == []
 
 
-def test_an_operation_refuses_keys_it_does_not_know() -> None:
+def test_an_operation_refuses_unknown_fields() -> None:
     error = refusal_of('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
     assert (error.code, error.field, error.id) == (Code.BAD_MESSAGE, "ttl", 1)
     error = refusal_of('{"op": "drain", "cluster": "c", "seconds": -1}')
@@ -559,7 +559,7 @@ def test_the_length_of_a_page_is_limited(limit: Any) -> None:
 
 
 @pytest.mark.parametrize("frame", ["[]", "5", "null", '"adhoc"', "true", "[[[]]]"])
-def test_only_objects_are_messages(frame: str) -> None:
+def test_only_json_objects_are_messages(frame: str) -> None:
     error = refusal_of(frame)
     assert (error.code, error.expected) == (Code.BAD_MESSAGE, "a JSON object")
 
@@ -603,7 +603,7 @@ def test_numbers_beyond_64_bits_are_refused_and_keep_the_id(frame: str) -> None:
 
 @pytest.mark.parametrize("nest", ["[", '{"a":', '[{"b":'])
 @pytest.mark.parametrize("levels", [200, 5_000, 150_000])
-def test_a_depth_bomb_is_refused(nest: str, levels: int) -> None:
+def test_a_message_that_is_nested_too_deeply_is_refused(nest: str, levels: int) -> None:
     for frame in (nest * levels, text()[:-1] + ', "inputs": ' + nest * levels):
         error = refusal_of(frame)
         assert error.code is Code.BAD_MESSAGE
@@ -633,7 +633,7 @@ def test_brackets_in_strings_do_not_count_as_depth() -> None:
     assert len(ask(text(inputs={"a": [{}] * 1_000})).inputs["a"]) == 1_000
 
 
-def test_errors_about_a_very_long_word_are_short() -> None:
+def test_errors_that_quote_a_very_long_word_are_short() -> None:
     huge = "x" * 2**20
     assert ask(text(inputs={"a": huge})).inputs == {"a": huge}
     for frame in (
@@ -648,7 +648,7 @@ def test_errors_about_a_very_long_word_are_short() -> None:
         assert len(refusal_of(frame).reason) < 500
 
 
-def test_every_field_has_a_text_of_its_expected_value() -> None:
+def test_each_field_has_a_text_about_its_expected_value() -> None:
     for kind in (AllocationRequest, BlockRequest, *OPERATIONS.values()):
         expected = expectations(kind)
         assert [name for name in kind.__struct_fields__ if not expected.get(name)] == []
@@ -684,7 +684,7 @@ def test_contents_of_user_fields_are_not_checked(value):
     assert decode(frame % value).id == 7
 
 
-def test_the_op_of_a_message_is_read_first() -> None:
+def test_the_field_op_of_a_message_is_read_first() -> None:
     assert operation_of(b'{"op": "status"}') == "status"
     assert operation_of(b'{"op": "status", "adhoc": true}') == ""
     brackets = b"[]," * PARTS_MAX
@@ -709,7 +709,7 @@ def texts_that_may_hold_anything(schema: Any, path: str, defined: Any) -> Iterat
 
 
 @pytest.mark.parametrize("kind", [AllocationRequest, BlockRequest, *OPERATIONS.values()])
-def test_texts_that_others_see_accept_no_control_characters(kind: type) -> None:
+def test_texts_that_other_users_see_accept_no_control_characters(kind: type) -> None:
     (schema,), defined = msgspec.json.schema_components([kind])
     free = set(texts_that_may_hold_anything(schema, "", defined))
     # These are echoed to the sender, compared, parsed, or passed to the workload.

@@ -1,4 +1,4 @@
-"""Accepted origins of HTTP requests: one check for both ports and served pools."""
+"""Tests of the check of origins of HTTP requests at both ports and at served pools."""
 
 import pytest
 from hypothesis import example, given
@@ -75,7 +75,7 @@ def test_requests_to_other_names_are_refused(host):
     assert answer(host=host) == "host"
 
 
-def test_the_address_that_received_a_request_is_a_valid_host():
+def test_the_address_that_received_a_request_is_a_valid_host_name_for_the_request():
     for here, host in (
         ("10.0.0.7", "10.0.0.7:8080"),
         ("::ffff:10.0.0.7", "10.0.0.7"),
@@ -85,7 +85,7 @@ def test_the_address_that_received_a_request_is_a_valid_host():
         assert answer(here="10.0.0.8", host=host) == "host"
 
 
-def test_every_host_header_counts_and_so_does_the_target():
+def test_each_host_header_of_a_request_and_the_target_are_checked():
     assert answer(target="http://localhost:8080/x?y=//evil.example") == ""
     assert answer(target="//evil.example/") == ""  # Not a URL, but a path.
     assert answer(target="/?at=http://evil.example") == ""
@@ -117,7 +117,7 @@ def test_every_host_header_counts_and_so_does_the_target():
         ("http://tools.example:3000", "localhost:8765"),
     ],
 )
-def test_our_own_pages_and_configured_ones_are_accepted(origin, host):
+def test_pages_of_the_server_and_of_configured_sites_are_accepted(origin, host):
     assert answer(origin=origin, host=host) == ""
     assert answer(origin=origin, host=host, sec_fetch_site="cross-site") == ""
 
@@ -151,7 +151,7 @@ def test_pages_of_other_sites_are_refused(origin):
     assert answer(origin=origin, sec_fetch_site="same-origin") == expected
 
 
-def test_two_origins_of_which_one_is_foreign_are_refused():
+def test_a_request_with_two_origins_of_which_one_is_foreign_is_refused():
     rows = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "null")]
     assert OURS.refusal("/", rows, HERE) is not None
 
@@ -167,11 +167,11 @@ def test_two_origins_of_which_one_is_foreign_are_refused():
         ("new-in-some-year", "sec-fetch-site"),
     ],
 )
-def test_without_an_origin_sec_fetch_site_decides(site, expected):
+def test_for_a_request_without_an_origin_sec_fetch_site_decides(site, expected):
     assert answer(sec_fetch_site=site) == expected
 
 
-def test_a_refusal_names_the_origin_and_the_remedy():
+def test_the_refusal_of_a_page_names_the_origin_and_the_remedy():
     found = OURS.refusal("/", [("host", "evil.example")], HERE)
     assert found is not None
     assert "'evil.example'" in found.reason
@@ -184,7 +184,7 @@ def test_a_refusal_names_the_origin_and_the_remedy():
 @given(st.text(), st.text())
 @example("[", "http://[")
 @example("[::1%]", "http://[::%]:99999")
-def test_any_text_in_a_header_is_handled(host, origin):
+def test_any_text_in_the_headers_is_accepted_or_refused_without_an_error(host, origin):
     answer(host=host, origin=origin, target=host)
     read_origin(origin)
 

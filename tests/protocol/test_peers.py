@@ -1,9 +1,9 @@
-"""Bounds of connections per address."""
+"""Tests of the bounds of connections per address."""
 
 from moorage.protocol.peers import Peers, most_of_one
 
 
-def test_the_oldest_connection_of_all_and_of_each_address_comes_first():
+def test_the_oldest_connection_of_all_and_of_each_address_is_known():
     peers: Peers[int] = Peers()
     for member, address in ((1, "10.0.0.1"), (2, "10.0.0.2"), (3, "10.0.0.1"), (1, "10.0.0.1")):
         peers.add(member, address)

@@ -1,4 +1,4 @@
-"""Replies as the server writes them and as clients read them."""
+"""Tests of replies as the server writes them and as clients read them."""
 
 import json
 import math
@@ -111,7 +111,7 @@ UNENCODABLE = [
 
 
 @pytest.mark.parametrize("data", UNENCODABLE)
-def test_data_that_is_not_json_makes_the_reply_a_failure_that_names_the_lease(data: Any) -> None:
+def test_a_reply_whose_data_is_not_json_becomes_a_failure_that_names_the_lease(data: Any) -> None:
     lease = OWNED
     reply = json.loads(success(data, id=5, lease=lease))
     assert reply["success"] is False
@@ -121,14 +121,14 @@ def test_data_that_is_not_json_makes_the_reply_a_failure_that_names_the_lease(da
     assert json.loads(success(1, reasons={"r": data}))["success"] is False
 
 
-def test_endlessly_nested_data_is_a_failure() -> None:
+def test_a_reply_with_endlessly_nested_data_becomes_a_failure() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert json.loads(success(endless))["error"]["code"] == Code.POLICY_BAD_OUTPUT
 
 
 @pytest.mark.parametrize("words", ["\ud800", "x" * 10])
-def test_a_refusal_with_any_policy_value_arrives(words: str) -> None:
+def test_a_refusal_with_any_value_of_a_policy_reaches_the_client(words: str) -> None:
     reply = json.loads(failure(Code.POLICY_ERROR, words, id="i", details={"traceback": words}))
     assert (reply["success"], reply["error"]["code"], reply["id"]) == (False, "policy_error", "i")
 
@@ -140,7 +140,7 @@ def test_a_refusal_with_any_policy_value_arrives(words: str) -> None:
         max_leaves=8,
     )
 )
-def test_data_arrives_unchanged_or_as_a_failure(data: Any) -> None:
+def test_the_data_of_a_reply_arrives_unchanged_or_as_a_failure(data: Any) -> None:
     reply = decode_reply(success(data))
     assert isinstance(reply, Reply)
     if reply.success:

@@ -1,4 +1,4 @@
-"""Bodies of filters and searches: how each of their forms is read."""
+"""Tests of the reader of bodies of filters and searches, in each of their forms."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_a_similarity_search_is_parsed(like):
     assert (read.like, read.weights) == (like, {"gpus.count": 2.0, "tags": 0.0})
 
 
-def test_with_a_policy_like_and_weights_are_not_checked():
+def test_the_fields_like_and_weights_are_not_checked_if_a_policy_ranks():
     rule = {"policyRuleURI": "near:1.0-stable", "parameters": {"like": 5, "weights": "heavy"}}
     read = parse_search({"matchType": "cluster", "rankingPolicyRule": rule})
     assert read.parameters == rule["parameters"]

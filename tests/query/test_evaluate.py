@@ -1,4 +1,4 @@
-"""Conditions on one document, in the documented forms and in Mongo's."""
+"""Tests of conditions on one document, in the documented forms and in Mongo's forms."""
 
 import pytest
 
@@ -149,7 +149,7 @@ def simple(variable, operator, value):
         ("missing", "LIKE", "*", False),
     ],
 )
-def test_documented_operators_match_as_documented(variable, operator, value, holds):
+def test_each_documented_operator_matches_as_documented(variable, operator, value, holds):
     assert evaluate(parse_condition(simple(variable, operator, value)), CLUSTER) is holds
 
 
@@ -164,7 +164,7 @@ def test_documented_operators_match_as_documented(variable, operator, value, hol
         ("NOT", [True], False),
     ],
 )
-def test_and_or_combine_conditions(logic, truths, holds):
+def test_the_operators_and_and_or_combine_conditions(logic, truths, holds):
     parts = [simple("id", "==", "c1" if truth else "c2") for truth in truths]
     query = {"logicalOperator": logic, "conditions": parts}
     assert evaluate(parse_condition(query), CLUSTER) is holds
@@ -240,7 +240,7 @@ def test_numbers_beyond_the_range_of_floats_cause_no_error():
     assert not evaluate(parse_condition(simple("b", "<", 2)), document)
 
 
-def test_results_of_another_query_restrict_by_id():
+def test_results_of_another_query_restrict_documents_by_their_id():
     condition = restrict(EVERYTHING, "id", ["c0", "c1"])
     assert evaluate(condition, CLUSTER)
     assert not evaluate(restrict(condition, "id", []), CLUSTER)

@@ -1,4 +1,4 @@
-"""`$regex` matches like Python's in one pass, or is refused; LIKE takes one pass too."""
+"""`$regex` and LIKE match in one pass; `$regex` agrees with Python's `re`, or is refused."""
 
 import itertools
 import re
@@ -69,7 +69,7 @@ def test_an_expression_matches_like_pythons_re(pattern, options, texts):
         ("a{0}b", ["b"], ["a"]),
     ],
 )
-def test_examples_of_expressions_match(pattern, texts, others):
+def test_the_examples_of_expressions_match(pattern, texts, others):
     ours = expression(pattern, "", "here")
     assert [text for text in texts if not ours.matches(text)] == []
     assert [text for text in others if ours.matches(text)] == []
@@ -161,8 +161,8 @@ class Watched(str):
         ".*.*.*=.*",
     ],
 )
-def test_an_expression_reads_each_character_once(pattern):
-    """Each of these takes a backtracking matcher exponential time or worse."""
+def test_an_expression_reads_each_character_of_a_text_once(pattern):
+    """Each expression of this test takes a backtracking matcher exponential time or worse."""
     text = Watched("a" * (EXPRESSION_TEXT_CHARS_MAX - 1) + "!")
     expression(pattern, "", "here").matches(text)
     assert text.reads <= len(text)
@@ -186,7 +186,7 @@ def words(alphabet, longest):
     return ["".join(word) for n in lengths for word in itertools.product(alphabet, repeat=n)]
 
 
-def test_like_matches_as_the_documented_regular_expression():
+def test_a_like_pattern_matches_as_the_documented_regular_expression():
     texts = words("ab.", 4)
     for pattern in words("ab.*", 4):
         documented = re.compile(".*".join(map(re.escape, pattern.split("*"))))
@@ -200,7 +200,7 @@ def test_like_matches_as_the_documented_regular_expression():
     st.lists(st.text("ab0-", max_size=8), max_size=30, unique=True),
     st.sampled_from(["a", "^a", "b$", "^a*b$", "(a|b){2}0", "-?0+$", "^$", ".", "^a.*0$"]),
 )
-def test_sorted_texts_read_together_match_like_single_texts(texts, pattern):
+def test_sorted_texts_that_are_read_together_match_like_single_texts(texts, pattern):
     texts = sorted(texts)
     table = expression(pattern, "", "x")
     shared = [0]
@@ -211,7 +211,7 @@ def test_sorted_texts_read_together_match_like_single_texts(texts, pattern):
     assert table.occurring(texts, shared) == expected
 
 
-def test_a_text_that_is_too_long_is_left_out_without_its_neighbours():
+def test_a_text_that_is_too_long_is_left_out_and_its_neighbours_still_match():
     table = expression("^a+b?$", "", "x")
     texts = ["a", "a" * 5000, "a" * 5000 + "b", "aab"]
     assert table.occurring([*texts[:2], "ab"], [0, 1, 1]) == [0, 2]

@@ -86,7 +86,7 @@ def agrees(index, documents, condition):
     ),
 )
 def test_the_index_agrees_with_evaluate(kinds, happenings):
-    """Evaluate conditions between additions and removals; finally evaluate each once more."""
+    """The test evaluates conditions between additions and removals, and each again at the end."""
     # More documents than are evaluated one by one; otherwise no column is built.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)
@@ -185,7 +185,7 @@ def test_the_index_agrees_with_evaluate_after_every_change():
 
 
 @pytest.mark.parametrize("needle", ["own", "ow*n0", "x", "aa", "a", ""])
-def test_a_like_matches_at_the_borders_of_adjacent_texts(needle):
+def test_a_like_pattern_matches_at_the_borders_of_adjacent_texts(needle):
     """Few of many texts match; the index searches all texts joined together."""
     index = DocumentIndex()
     documents = {f"t{n:03}": {"t": f"{n:03}"} for n in range(200)}
@@ -211,7 +211,7 @@ def fill_index(number):
     return index
 
 
-def test_documents_can_be_put_read_and_removed():
+def test_documents_can_be_put_into_the_index_and_read_and_removed():
     index = fill_index(3)
     assert sorted(index) == ["c0000", "c0001", "c0002"]
     assert "c0001" in index
@@ -221,7 +221,7 @@ def test_documents_can_be_put_read_and_removed():
     assert ("c0001" in index, index.get("c0001"), len(index)) == (False, None, 2)
 
 
-def test_answers_are_in_the_order_of_the_ids():
+def test_answers_of_the_index_are_in_the_order_of_the_ids():
     index = DocumentIndex()
     for key in ["c", "a", "b"]:
         index.put(key, {"n": 1})
@@ -237,7 +237,7 @@ def test_the_index_grows_while_columns_are_in_use():
     assert len(index.matching(condition)) == 1 + 9 * ROWS_AT_FIRST
 
 
-def test_the_least_recently_used_column_is_dropped():
+def test_the_index_drops_the_least_recently_used_column():
     index = DocumentIndex(columns_max=2)
     for n in range(100):
         index.put(str(n), {"a": n, "b": n, "c": n})
@@ -246,7 +246,7 @@ def test_the_least_recently_used_column_is_dropped():
     assert [source.text for source in index._columns] == ["a", "c"]
 
 
-def test_the_total_number_of_values_is_limited():
+def test_the_total_number_of_values_in_the_index_is_limited():
     index = DocumentIndex(cells_max=2000)
     for n in range(100):
         index.put(str(n), {"a": n, "b": list(range(n, n + 50))})
@@ -272,7 +272,7 @@ def test_replacing_a_document_repeatedly_needs_no_more_space():
     assert set(tags.column._codes) == {"t19"}
 
 
-def test_few_documents_are_evaluated_without_a_column():
+def test_the_index_evaluates_few_documents_without_a_column():
     index = fill_index(100)
     query = {"$and": [{"rare.path": None}, {"n": {"$lt": SCAN_MAX}}]}
     index.matching(parse_mongo({"n": 1}))

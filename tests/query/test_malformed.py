@@ -1,4 +1,4 @@
-"""Hundreds of wrong queries, each refused at the place of its fault.
+"""Each of hundreds of wrong queries is refused at the place of its fault.
 
 Most are valid queries with one fault at a known place; the others are written by hand.
 """
@@ -160,7 +160,7 @@ def test_more_than_two_hundred_malformed_queries_are_tried():
     assert len({(place, str(body)) for body, place in MUTANTS}) > 200
 
 
-def test_the_queries_are_valid_before_they_are_changed():
+def test_the_queries_of_the_test_are_valid_before_they_are_changed():
     assert [parse_filter(body).match_type for body in VALID] == ["cluster", "block", "policy"]
 
 
@@ -317,7 +317,7 @@ PAST = [
 
 
 @pytest.mark.parametrize(("query", "place"), PAST, ids=range(len(PAST)))
-def test_exceeding_a_limit_is_refused_with_place_and_limit(query, place):
+def test_a_query_beyond_a_limit_is_refused_with_place_and_limit(query, place):
     body = {"matchType": "cluster", "filter": {"clusterQuery": query}}
     error = refusal(parse_filter, body)
     assert error.path == f"filter.clusterQuery{place}"
@@ -325,7 +325,7 @@ def test_exceeding_a_limit_is_refused_with_place_and_limit(query, place):
     assert any(character.isdigit() for character in error.expected)
 
 
-def test_queries_at_the_limits_are_accepted():
+def test_queries_that_reach_the_limits_exactly_are_accepted():
     wide = {"$or": [{f"f{n % limits.PATHS_MAX}": 1} for n in range(limits.CONDITIONS_MAX)]}
     patterns = {"$or": [{"a": {"$regex": "x"}}] * limits.EXPRESSIONS_MAX}
     many = leaf("IN", [1] * limits.VALUES_MAX)

@@ -1,4 +1,4 @@
-"""Aggregation pipelines: examples of each stage, refusals with their place, and bounds."""
+"""Tests of aggregation pipelines: examples of each stage, refusals with place, and bounds."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_match_sort_skip_and_limit_are_applied_in_order():
     assert run({"$match": {"site": "nowhere"}}, {"$count": "sites"}) == []
 
 
-def test_unwind_splits_lists_and_group_merges_documents():
+def test_the_stage_unwind_splits_lists_and_group_merges_documents():
     rows = run({"$unwind": "$nodes"}, {"$sort": {"nodes.free": -1}})
     assert [row["nodes"]["id"] for row in rows] == ["b0", "a0", "a1"]
     stored = run({"$unwind": {"path": "$nodes", "preserveNullAndEmptyArrays": True}})
@@ -76,7 +76,7 @@ def test_unwind_splits_lists_and_group_merges_documents():
     assert both[0] == {"_id": {"where": "eu"}, "n": 2}
 
 
-def test_project_selects_and_computes_fields():
+def test_the_stage_project_selects_and_computes_fields():
     rows = run({"$project": {"_id": 0, "clusterId": 1, "free": "$nodes.free", "at.site": "$site"}})
     assert rows[0] == {"clusterId": "a", "free": [5, 1], "at": {"site": "eu"}}
     assert rows[3] == {"clusterId": "d"}
@@ -134,7 +134,7 @@ NUMBERS = [{"n": number, "even": number % 2 == 0} for number in range(6)]
         ({"skip": 5}, [5]),
     ],
 )
-def test_a_page_is_sorted_before_the_limit(options, found):
+def test_documents_are_sorted_before_the_limit_cuts_them(options, found):
     assert [row["n"] for row in parse_page(options).run(NUMBERS)] == found
 
 
@@ -148,7 +148,7 @@ def test_a_page_is_sorted_before_the_limit(options, found):
         ({"lean": True}, "options.lean", Code.UNSUPPORTED),
     ],
 )
-def test_wrong_options_are_refused_with_their_place(options, place, code):
+def test_wrong_options_of_a_query_are_refused_with_their_place(options, place, code):
     with pytest.raises(QueryError) as caught:
         parse_page(options)
     assert (caught.value.path, caught.value.code) == (place, code)

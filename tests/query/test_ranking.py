@@ -1,4 +1,4 @@
-"""The built-in ranking: Gower's distance, ties in the order of ids, and never NaN."""
+"""Tests of the built-in ranking by Gower's distance: ties by id, and no NaN."""
 
 import math
 
@@ -36,12 +36,12 @@ def test_a_part_of_a_document_can_be_the_reference():
     assert found[0][1] == pytest.approx(1 / 16)
 
 
-def test_the_range_of_values_includes_the_reference():
+def test_the_range_of_values_for_the_distance_includes_the_reference():
     found = dict(nearest(CLUSTERS, {"gpus": {"count": 32}}))
     assert found == pytest.approx({"c": 0.5, "a": 0.75, "b": 0.75, "d": 1.0})
 
 
-def test_at_most_k_documents_are_returned():
+def test_a_ranking_returns_at_most_k_documents():
     assert [each for each, _ in nearest(CLUSTERS, "a", k=1)] == ["b"]
     assert nearest(CLUSTERS, "a", k=0) == []
     assert len(nearest(CLUSTERS, "a", k=99)) == 3
@@ -71,7 +71,7 @@ def test_an_unknown_reference_is_refused():
     assert "'nobody'" in caught.value.reason
 
 
-def test_an_index_and_its_documents_are_ranked_alike():
+def test_an_index_and_its_documents_give_equal_rankings():
     index = DocumentIndex()
     for key, document in CLUSTERS.items():
         index.put(key, document)
@@ -97,7 +97,7 @@ def test_every_distance_is_from_0_to_1_and_ties_are_ordered_by_id(documents, lik
         assert found == sorted(found, key=lambda pair: (pair[1], pair[0]))
 
 
-def test_the_defaults_are_paths_of_the_cluster_document():
+def test_the_default_paths_of_the_ranking_are_paths_of_the_cluster_document():
     document = {
         "regionId": "eu",
         "nodes": {"count": 1, "nodeData": [{"gpus": {"modelNames": ["L4"]}}]},

@@ -1,4 +1,4 @@
-"""The README of the query language: every example gives its result, and nothing is missing."""
+"""The README of the query language has each operator, and its examples give their results."""
 
 import json
 import re
@@ -45,13 +45,13 @@ def test_every_operator_has_an_example(name):
 
 
 @pytest.mark.parametrize(("language", "read"), [("filter", parse_filter), ("search", parse_search)])
-def test_the_bodies_are_accepted_with_and_without_an_envelope(language, read):
+def test_the_bodies_in_the_readme_are_accepted_with_and_without_an_envelope(language, read):
     (body,) = (json.loads(text) for block, text in BLOCKS if block == language)
     assert read(body) == read({"header": {}, "body": {"values": body}})
     assert read(body).match_type in COMPANIONS
 
 
-def test_limits_and_codes_are_as_described():
+def test_limits_and_codes_of_queries_are_as_the_readme_says():
     assert f"{EXPRESSION_TEXT_CHARS_MAX:,} characters" in README
     assert f"{SEARCH_CHARS_MAX:,} characters" in README
     for code in (Code.BAD_MESSAGE, Code.UNSUPPORTED, Code.TOO_LARGE):

@@ -1,4 +1,4 @@
-"""Differences of documents: the changed paths, whatever the size of the documents."""
+"""Tests of the differences of documents: the changed paths, whatever the documents' size."""
 
 import msgspec
 import pytest
@@ -22,11 +22,11 @@ def nodes(*names: str, **more: object) -> dict:
         ({"a": [1]}, {"a": [1, 2]}, {"a": [1]}, {"a": [1, 2]}),
     ],
 )
-def test_only_differences_are_shown(before, after, was, now):
+def test_a_comparison_shows_only_differences(before, after, was, now):
     assert differences(before, after) == (was, now)
 
 
-def test_members_with_an_id_are_matched_by_it():
+def test_members_of_lists_are_matched_by_their_id():
     before, after = nodes("n1", "n2", "n3"), nodes("n3", "n1", "n4")
     gone, come = {"id": "n2", "gpus": 8}, {"id": "n4", "gpus": 8}
     assert differences(before, after) == (
@@ -38,7 +38,7 @@ def test_members_with_an_id_are_matched_by_it():
     assert (was["nodes.nodeData.n1.gpus"], now["nodes.nodeData.n1.gpus"]) == (8, 4)
 
 
-def test_the_one_changed_node_of_many_is_found():
+def test_a_comparison_finds_the_one_changed_node_of_many():
     names = [f"n{number}" for number in range(2_000)]
     before, after = nodes(*names), nodes(*names)
     after["nodes"]["nodeData"][1_900]["gpus"] = 4
@@ -60,13 +60,13 @@ def test_the_one_changed_node_of_many_is_found():
         nodes(*(f"n{number}" for number in range(5_000)), labels={"x" * 500: "y" * 500}),
     ],
 )
-def test_differences_are_bounded(document):
+def test_the_number_of_shown_differences_is_bounded(document):
     for pair in ((None, document), (document, None), ({"a": 1}, document)):
         for side in differences(*pair):
             assert len(msgspec.json.encode(side)) < 2 * CHARS_MAX + PATHS_MAX * 2 * TEXT_MAX
 
 
-def test_a_difference_counts_the_fields_that_it_does_not_name():
+def test_a_comparison_counts_the_differing_fields_that_it_does_not_name():
     before, after = ({str(number): each for number in range(100)} for each in (1, 2))
     was, now = differences(before, after)
     assert len(was) == len(now) == PATHS_MAX + 1

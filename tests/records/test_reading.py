@@ -1,4 +1,4 @@
-"""Records from servers of other versions."""
+"""Tests of reading records from servers of other versions."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from moorage.records.replies import DecisionRow, ExecutionAnswer, QueuedWaiter
 from moorage.records.requests import Resources
 
 
-def test_an_older_server_leaves_fields_empty() -> None:
+def test_fields_that_an_older_server_does_not_send_are_empty() -> None:
     lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": {"phase": "ready"}})
     assert (lease.tenant, lease.placement, lease.fencing, lease.choice) == ("", (), 0, None)
     assert lease.workload is not None

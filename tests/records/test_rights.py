@@ -1,4 +1,4 @@
-"""The table of rights, cell by cell, and the message for a refused caller."""
+"""Tests of each cell of the table of rights, and of the message for a refused caller."""
 
 import pytest
 
@@ -31,17 +31,17 @@ CELLS = [
 ]
 
 
-def test_the_table_has_every_cell() -> None:
+def test_the_table_of_rights_has_a_cell_for_each_right_and_role() -> None:
     assert ROWS.keys() == Right.__members__.keys()
     assert set(ROLES) == {role.value for role in Role}
 
 
 @pytest.mark.parametrize(("right", "role", "may"), CELLS)
-def test_a_role_has_the_rights_of_the_table(right: str, role: str, may: bool) -> None:
+def test_each_role_has_the_rights_of_the_table(right: str, role: str, may: bool) -> None:
     assert Caller(Tenant("ann"), Role(role)).may(Right[right]) is may
 
 
-def test_a_refusal_names_tenant_role_and_a_sufficient_role() -> None:
+def test_the_refusal_for_a_missing_right_names_tenant_and_role_and_a_sufficient_role() -> None:
     reason = Caller(Tenant("ann"), Role.VIEWER).refusal(Right.QUOTA)
     for part in ("“ann”", "viewer", "set or remove quotas", "operator or admin", "token create"):
         assert part in reason

@@ -1,4 +1,4 @@
-"""The process that ends workloads which a dead program left on a remote backend."""
+"""Tests of the caretaker, which ends workloads that a dead program left on a remote backend."""
 
 import os
 import subprocess

@@ -143,7 +143,7 @@ async def test_a_resource_is_acquired_used_reset_released_and_used_again(place, 
     assert place.left() == 0
 
 
-async def test_a_backend_runs_commands_and_reads_output_or_refuses_both(place, engine):
+async def test_each_backend_runs_commands_and_reads_output_or_refuses_both(place, engine):
     one = await engine.acquire("a", place.spec(), place.name)
     if place.runs:
         output = await one.run_cmd("echo 'it''s \"me\"' $WHO; exit 3", environment={"WHO": "there"})
@@ -275,7 +275,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", ["killed", "forgotten"])
-def test_resources_end_with_their_program(place, end):
+def test_resources_of_an_engine_end_with_their_program(place, end):
     """The program may end by itself or be killed."""
     if place.name in {"local", "memory"}:
         return  # `test_runners` tests this, and no workload would remain.
@@ -302,7 +302,7 @@ asyncio.run(main())
 
 
 @pytest.mark.kubernetes
-def test_after_close_no_request_reaches_the_backend(fresh_plane, tmp_path):
+def test_after_close_of_the_engine_no_request_reaches_the_backend(fresh_plane, tmp_path):
     fresh_plane.create(node("n1"))
     config = tmp_path / "config"
     config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())

@@ -1,4 +1,4 @@
-"""Containers on Ray, at the container engine of the node that Ray chooses."""
+"""Tests of containers on Ray, at the container engine of the node that Ray chooses."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -79,7 +79,7 @@ async def test_a_container_runs_commands_is_reset_and_ends(
     assert names(container_engine) == []
 
 
-async def test_a_shell_container_keeps_running_and_a_service_answers(
+async def test_a_shell_in_a_container_keeps_running_and_a_service_in_a_container_answers(
     engine, container_engine, container_image
 ):
     shell = ContainerResourceSpec(image=container_image, command=["sh"], stop_seconds=0)

@@ -1,4 +1,4 @@
-"""The README of the library: every example runs, and every public name is in it."""
+"""Each example in the README of resources runs, and the README has each public name."""
 
 import asyncio
 import doctest
@@ -20,7 +20,7 @@ SECTIONS = re.split(
 
 
 def play(text: str) -> int:
-    """Run the examples of a text; return how many there are."""
+    """Run the examples of a text; return their number."""
     first = "import asyncio; from moorage.resources import ResourceEngine"
     test = doctest.DocTestParser().get_doctest(f">>> {first}\n\n{text}", {}, README.name, None, 0)
     assert doctest.DocTestRunner().run(test).failed == 0

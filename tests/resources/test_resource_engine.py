@@ -1,4 +1,4 @@
-"""The resource engine, by its documents and by the reference implementation."""
+"""Tests of the resource engine by its documents and by the reference implementation."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ class Spec(BaseResourceSpec):
 
 
 ALONE = Spec(max_global_num=1)
-"""A spec of which only one resource may exist."""
+"""A spec with a cap of one resource."""
 
 
 class Thing(BaseResource):
@@ -153,7 +153,7 @@ async def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
-async def test_methods_of_the_class_use_one_shared_engine(workshop):
+async def test_methods_called_on_the_class_use_one_shared_engine(workshop):
     ResourceEngine._runners["workshop"] = workshop  # As in the tests of the original.
     try:
         one = await ResourceEngine.acquire("shared", Spec(), backend="workshop")
@@ -176,7 +176,7 @@ async def test_methods_of_the_class_use_one_shared_engine(workshop):
         del ResourceEngine._runners["workshop"]
 
 
-async def test_an_instance_has_its_own_resources(workshop):
+async def test_an_engine_instance_has_its_own_resources(workshop):
     one, other = (ResourceEngine({"local": workshop}) for _ in range(2))
     await one.acquire("a", Spec())
     assert await other.monitor() == {}
@@ -207,7 +207,7 @@ async def test_different_specs_share_no_resources(engine, other):
     assert len(await engine.monitor()) == 2
 
 
-async def test_the_same_id_with_another_spec_or_backend_is_an_error_naming_both(engine):
+async def test_the_same_id_with_another_spec_or_backend_is_an_error_that_names_both(engine):
     await engine.acquire("a", Spec())
     with pytest.raises(ValueError, match=r"thing:default\|local.*thing:default\|local"):
         await engine.acquire("a", Spec(colour="blue"))
@@ -223,7 +223,7 @@ async def test_an_unknown_backend_is_an_error_before_anything_is_held(engine):
     assert await engine.monitor() == {}
 
 
-async def test_callers_of_one_id_share_one_start(engine, workshop):
+async def test_callers_of_one_id_share_a_single_start(engine, workshop):
     workshop.seconds = 0.02
     got = await asyncio.gather(*(engine.acquire("a", Spec()) for _ in range(5)))
     assert len({id(each) for each in got}) == 1
@@ -242,7 +242,7 @@ async def test_start_makes_missing_resources_concurrently(engine, workshop):
     assert await counts(engine) == (4, 3, 1)
 
 
-async def test_start_beyond_the_cap_warns(engine):
+async def test_a_start_beyond_the_cap_warns(engine):
     with pytest.warns(UserWarning, match="5 more resources wanted, 2 created: max_global_num"):
         await engine.start(Spec(max_global_num=2), size=5)
     assert await counts(engine) == (2, 2, 0)
@@ -254,7 +254,9 @@ async def test_simultaneous_starts_make_no_more_than_requested(engine, workshop)
     assert workshop.starts == 2
 
 
-async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, workshop):
+async def test_a_failed_start_among_several_keeps_the_other_resources_and_holds_no_slot(
+    engine, workshop
+):
     workshop.seconds = 0.01
     workshop.errors = [RuntimeError("no image")]
     with pytest.raises(RuntimeError, match="no image"):
@@ -275,7 +277,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(engine, workshop)
     assert workshop.under_way == 0
 
 
-async def test_the_timeout_bounds_the_start_and_names_id_and_pool(engine, workshop):
+async def test_the_error_of_a_start_that_times_out_names_id_and_pool(engine, workshop):
     workshop.seconds = 60
     for _ in range(2):
         with pytest.raises(asyncio.TimeoutError, match=r"'a' of thing:default\|local.* 0.01 s"):
@@ -302,7 +304,7 @@ async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
     assert workshop.starts == 1
 
 
-async def test_the_wait_is_limited_only_by_its_own_timeout(engine):
+async def test_the_wait_for_a_free_place_is_limited_only_by_the_wait_timeout(engine):
     await engine.acquire("holder", ALONE)
     with pytest.raises(asyncio.TimeoutError, match=r"nothing of .* was free for 'a' within 0.01 s"):
         await engine.acquire("a", ALONE, timeout=0.001, wait_timeout=0.01)
@@ -313,7 +315,7 @@ async def test_the_wait_is_limited_only_by_its_own_timeout(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
+async def test_a_waiter_that_gives_up_takes_no_wake_up_from_other_waiters(engine):
     await engine.acquire("holder", ALONE)
     first = await begin(engine.acquire("a", ALONE))
     second = await begin(engine.acquire("b", ALONE))
@@ -325,7 +327,7 @@ async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_end_and_a_failed_start_wake_the_next_waiter(engine, workshop):
+async def test_the_end_of_a_resource_and_a_failed_start_wake_the_next_waiter(engine, workshop):
     await engine.acquire("holder", ALONE)
     first = await begin(engine.acquire("a", ALONE))
     second = await begin(engine.acquire("b", ALONE))
@@ -337,7 +339,7 @@ async def test_end_and_a_failed_start_wake_the_next_waiter(engine, workshop):
     assert workshop.alive == 1
 
 
-async def test_a_cancelled_caller_undoes_its_start(engine, workshop):
+async def test_the_cancellation_of_a_caller_undoes_its_start(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.acquire("a", Spec()))
     task.cancel()
@@ -436,7 +438,7 @@ async def test_a_caller_cancelled_while_a_dead_resource_ends_holds_no_slot(engin
     assert await engine.acquire("c", ALONE) is not thing
 
 
-async def test_operations_on_unknown_ids_are_errors(engine):
+async def test_operations_on_unknown_ids_raise_errors(engine):
     await engine.release("nobody")
     await engine.end("nobody")
     for call in (engine.reset, engine.get_status, engine.control):
@@ -444,7 +446,7 @@ async def test_operations_on_unknown_ids_are_errors(engine):
             await call("nobody")
 
 
-async def test_a_starting_resource_has_no_status(engine, workshop):
+async def test_get_status_of_a_resource_that_starts_raises_an_error(engine, workshop):
     workshop.seconds = 0.02
     task = await begin(engine.acquire("a", Spec()))
     with pytest.raises(ValueError, match="still being made"):
@@ -516,7 +518,7 @@ async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_caps_hold_under_random_operations(workshop, seed):
+async def test_caps_of_pools_hold_under_random_operations(workshop, seed):
     """Random calls and cancellations at random moments, with two pools and few ids."""
     draw = random.Random(seed)
     engine = ResourceEngine({"local": workshop})
@@ -591,7 +593,7 @@ async def test_a_limit_above_the_size_of_the_machine_is_refused():
     assert await ResourceEngine.monitor() == {}
 
 
-async def test_processors_are_not_assigned_twice():
+async def test_no_processor_is_assigned_to_two_resources():
     count = len(os.sched_getaffinity(0))
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
     await ResourceEngine.acquire("all of them", spec)
@@ -627,7 +629,7 @@ def test_every_spec_refuses_categories_of_other_specs(kind):
         kind(category=7, **needs)
 
 
-def test_the_default_category_comes_from_the_class():
+def test_the_default_category_of_a_spec_comes_from_its_class():
     class Plain(ContainerResourceSpec):
         category = "plain"
 
@@ -678,7 +680,7 @@ def test_an_invalid_registration_is_refused(category, runner, reason):
         ResourceEngine({}).register(category, runner)
 
 
-async def test_start_passes_keywords_to_the_runner_or_names_the_unknown(engine):
+async def test_start_passes_keywords_to_the_runner_or_names_unknown_keywords(engine):
     class Choosy(Workshop):
         async def start_resource(self, spec, resource_id=None, timeout=None, *, paint="none"):  # noqa: ASYNC109  # As above.
             thing = await super().start_resource(spec, resource_id, timeout)
@@ -712,7 +714,7 @@ class Resettable:
         self.given = args, kwargs
 
 
-async def test_a_context_accepts_none_for_missing_metadata():
+async def test_a_context_accepts_the_value_none_for_missing_metadata():
     context = Context(rollout_id="r", group_id="g", metadata=None, context_config=None)
     with pytest.raises(ValueError, match="no backend 'nowhere'"):
         await context.acquire_resource(backend="nowhere")

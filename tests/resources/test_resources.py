@@ -99,7 +99,7 @@ async def test_a_container_that_ends_at_once_is_an_error_with_its_output(engine,
 # Dead resources ---------------------------------------------------------------------------------
 
 
-async def test_start_and_monitor_do_not_count_dead_resources(engine):
+async def test_start_and_monitor_leave_out_dead_resources(engine):
     spec = process(max_global_num=2)
     await engine.start(spec, size=2)
     one, two = await engine.acquire("a", spec), await engine.acquire("b", spec)
@@ -118,7 +118,7 @@ async def test_start_and_monitor_do_not_count_dead_resources(engine):
     assert not {await each.run_cmd("cat pid") for each in held} & set(pids)
 
 
-async def test_a_dead_acquired_resource_counts_until_released(engine, tmp_path):
+async def test_a_dead_resource_that_is_acquired_counts_until_it_is_released(engine, tmp_path):
     once = f"echo x >> {tmp_path}/runs; echo $$ > pid; exec sleep 1000"
     spec = ProcessResourceSpec(command=["sh", "-c", once])
     await kill_process(await engine.acquire("a", spec))
@@ -170,7 +170,7 @@ async def test_a_released_container_is_returned_clean_and_warm(engine, container
     assert (await again.run_cmd("ps")).count("sleep 1000") == 1
 
 
-async def test_reset_of_every_built_in_works(engine, tmp_path):
+async def test_each_built_in_resource_can_be_reset(engine, tmp_path):
     thing = await engine.acquire("process", process())
     await thing.run_cmd("touch notes")
     await engine.reset("process")
@@ -211,7 +211,7 @@ async def test_a_failed_reset_is_reported_and_resets_do_not_overlap(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_the_cap_holds_under_concurrent_operations(seed):
+async def test_the_cap_of_a_pool_holds_under_concurrent_operations(seed):
     draw, backend = random.Random(seed), MemoryBackend()
     engine = ResourceEngine({"memory": BackendRunner(backend)})
     spec = MemoryResourceSpec(
@@ -262,7 +262,9 @@ async def test_a_custom_resource_without_reset_is_refused_with_advice():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", [None, ["sh"], ["/bin/sh", "-i"]])
-async def test_a_container_may_be_a_shell(engine, container_image, shell_image, command):
+async def test_the_command_of_a_container_may_be_a_shell(
+    engine, container_image, shell_image, command
+):
     image = shell_image if command is None else container_image
     spec = ContainerResourceSpec(image=image, command=command, stop_seconds=600)
     thing = await engine.acquire("a", spec)
@@ -307,7 +309,7 @@ async def test_run_cmd_gives_exit_codes(engine):
         (PodResourceSpec(mem_limit="2g"), PodResourceSpec(mem_limit="2048m")),
     ],
 )
-def test_equal_limits_written_differently_are_one_pool(one, other):
+def test_specs_with_equal_limits_in_different_spellings_share_one_pool(one, other):
     assert pool_key(one, "local") == pool_key(other, "local")
 
 
@@ -320,7 +322,7 @@ def test_equal_limits_written_differently_are_one_pool(one, other):
         (BaseResourceSpec(extra={"a": 1.5}), BaseResourceSpec(extra={"a": 1})),
     ],
 )
-def test_different_limits_are_different_pools(one, other):
+def test_specs_with_different_limits_have_different_pools(one, other):
     assert pool_key(one, "local") != pool_key(other, "local")
 
 

@@ -1,4 +1,4 @@
-"""The library's folder: one for each process, and none stays behind."""
+"""Each process that uses the library has a folder, and no folder stays behind."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 @pytest.mark.heavy
-def test_a_killed_caretaker_has_a_successor(tmp_path):
+def test_after_a_kill_of_the_caretaker_a_successor_starts(tmp_path):
     pytest.importorskip("kubernetes")
     done = subprocess.run(
         [sys.executable, "-c", KILLED],
@@ -103,7 +103,7 @@ def test_runners_have_the_documented_names():
     assert [each.name for each in made] == ["ray", "cloud", "k8s", "local"]
 
 
-def test_a_process_removes_its_folder_and_the_next_removes_that_of_a_killed_one(tmp_path):
+def test_a_process_removes_its_folder_and_the_folders_of_killed_processes(tmp_path):
     assert play(tmp_path, "killed") == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert play(tmp_path, "closed") == 0

@@ -1,4 +1,4 @@
-"""A real sandbox with a small fleet; futures replace the core."""
+"""Fixtures with a real sandbox and a small fleet, in which futures replace the core."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def small_fleet(clusters: int = 2, nodes: int = 2, gpus: int = 4) -> Fleet:
 
 
 class Registry:
-    """The services, in memory, which record their calls."""
+    """The services of policies, in memory, which record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
@@ -130,18 +130,18 @@ class Bench:
         return outcome.value
 
     async def refusal(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return the reason why the policy gave no value."""
+        """Consult a policy, and return the refusal of its evaluation."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, ConsultFailed), outcome
         return outcome.refusal
 
     async def outcome(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return the event."""
+        """Consult a policy, and return the event with the outcome."""
         return await asyncio.wait_for(self.ask(code, inputs, **fields), ANSWER_SECONDS_MAX)
 
     @staticmethod
     def policy(body: str, name: str = "rule", **documents: Any) -> PolicyCode:
-        """Return a policy whose `eval` has this body."""
+        """Return a policy whose `eval` has a given body."""
         lines = "\n        ".join(body.strip("\n").splitlines())
         source = (
             "class AIOSv1PolicyRule:\n"
@@ -186,7 +186,7 @@ async def _close(made: Bench) -> None:
 
 @pytest_asyncio.fixture
 async def make_bench():
-    """Start sandboxes with options."""
+    """Return a function that starts sandboxes with options for one test."""
     async with _making() as make:
         yield make
 
@@ -205,7 +205,7 @@ async def hasty(make_bench):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def make_common():
-    """Like `make_bench`, for all tests of a file."""
+    """Return a function that starts sandboxes with options for all tests of a file."""
     async with _making() as make:
         yield make
 
@@ -221,7 +221,7 @@ async def shared_bench(make_common):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hasty_bench(make_common):
-    """Like `shared`, for policies that never end."""
+    """A started sandbox for policies that never end, shared by the tests of a file."""
     return await make_common(limits=Limits(evaluation_seconds=1.0))
 
 

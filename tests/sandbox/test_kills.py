@@ -1,4 +1,4 @@
-"""Cells and zygotes that are killed from outside, as by a kernel without free memory."""
+"""Tests of cells and zygotes that are killed from outside, as by a kernel without memory."""
 
 import asyncio
 import os
@@ -71,7 +71,7 @@ async def test_a_management_command_is_not_repeated(bench):
     assert caught.value.refusal.code is Code.UNAVAILABLE
 
 
-async def test_a_policy_killed_repeatedly_near_its_memory_limit_is_blamed(bench):
+async def test_a_policy_whose_cells_are_repeatedly_killed_near_the_memory_limit_is_refused(bench):
     code = bench.policy(HUNGRY, "hungry")
     request = bench.ask(code)
     for _ in range(2):
@@ -89,7 +89,9 @@ def resident_mib(pid):
 
 
 @pytest.mark.heavy
-async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_gets_policy_crashed(make_bench):
+async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_refused_with_policy_crashed(
+    make_bench,
+):
     # With low priority, it could run for minutes on a busy machine.
     limits = Limits(evaluation_seconds=600, demote_seconds=600, cpu_seconds_per_cell_max=1)
     bench = await make_bench(limits=limits)

@@ -1,4 +1,4 @@
-"""The edits of which mutants are made: what they match, and the changed function."""
+"""Tests of the edits of which mutants are made: their match, and the changed function."""
 
 import ast
 
@@ -32,7 +32,7 @@ def function(body: str) -> Function:
         (Body("return a"), "b += 1\nreturn b", "return a"),
     ],
 )  # fmt: skip  # One case a line.
-def test_edits_change_functions(edit: Edit, before: str, after: str) -> None:
+def test_an_edit_of_a_mutant_changes_a_function(edit: Edit, before: str, after: str) -> None:
     changed = function(before)
     edit.once(changed, "f")
     assert ast.unparse(changed) == ast.unparse(function(after))
@@ -50,6 +50,6 @@ def test_edits_change_functions(edit: Edit, before: str, after: str) -> None:
         (Never("_"), "return a", 0),
     ],
 )
-def test_an_edit_must_match_one_place(edit: Edit, body: str, many: int) -> None:
+def test_an_edit_of_a_mutant_must_match_exactly_one_place(edit: Edit, body: str, many: int) -> None:
     with pytest.raises(DoesNotApply, match=f"matches {many} places in core.f; expected"):
         edit.once(function(body), "core.f")

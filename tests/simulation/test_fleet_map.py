@@ -69,7 +69,7 @@ def test_the_map_follows_the_facts(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_repeated_facts_change_nothing(seed):
+def test_repeated_facts_do_not_change_the_map_of_the_fleet(seed):
     facts, state = play(seed).ledger, State()
     for number, fact in enumerate(facts):
         apply(state, fact)
@@ -82,7 +82,7 @@ def test_repeated_facts_change_nothing(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tenant_sees_only_busy_slots_of_others(seed):
+def test_in_the_map_a_tenant_sees_slots_of_other_tenants_only_as_busy(seed):
     world, state = play(seed), State()
     for fact in world.ledger:
         apply(state, fact)

@@ -46,7 +46,7 @@ def name_of(mutant: Mutant) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("mutant", MUTANTS, ids=name_of)
-def test_each_mutant_is_killed(mutant: Mutant) -> None:
+def test_the_laws_notice_each_mutant(mutant: Mutant) -> None:
     error = death(mutant)
     assert error is not None, f"survived {SEEDS} seeds: the laws do not notice"
     if not is_noticed(mutant, error):
@@ -101,8 +101,8 @@ def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
     assert names_a_local_variable("Preemption._who_may", edit)
 
 
-def test_a_mutant_is_played_and_then_removed() -> None:
-    """A mutant that is not played kills nothing; one that stays would kill the next ones."""
+def test_the_edit_of_a_mutant_is_removed_after_its_play() -> None:
+    """A mutant must take effect while it is played, and must not affect the mutants after it."""
     edit = Body("raise SystemExit('the mutant was played')")
     with pytest.raises(SystemExit, match="was played"), play_mutant("Allocator.step", edit):
         run(0, 5)
@@ -158,7 +158,7 @@ class Forgetful(World):
         ),
     ],
 )
-def test_a_world_with_a_defect_breaks_a_law(kind: type[World], verdict: str) -> None:
+def test_a_simulated_world_with_a_defect_breaks_a_law(kind: type[World], verdict: str) -> None:
     def play_all() -> None:
         for seed in range(60):
             run(seed, 200, kind)

@@ -1,4 +1,4 @@
-"""The core in a faulty world: many seeds, all laws, every turn."""
+"""In worlds with faults, for many seeds, every turn of the core obeys all laws."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ PLAY = Path(__file__).with_name("play.py")
 
 
 def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.MarkDecorator:
-    """Play `many` seeds: the first `quick` with the fast tests, the others in batches."""
+    """Play `many` seeds: the first `quick` in the fast tests, the other seeds in batches."""
     chunks = [first, *range(first + quick, first + many, BATCH)]
     ends = [*chunks[1:], first + many]
     marked = (
@@ -163,7 +163,7 @@ def test_a_seed_gives_the_same_facts_in_any_process() -> None:
     assert len(digests) == 1
 
 
-def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
+def test_a_checkpoint_in_the_middle_of_a_history_changes_no_later_fact() -> None:
     """A checkpoint and the facts after it give the same state as all facts."""
     world = next(w for w in map(play, range(30)) if w.checkpoint is not None)
     seq, body = world.checkpoint or (0, [])

@@ -1,4 +1,4 @@
-"""A real Ray of five raylets on this machine: a head, and four hosts that declare devices.
+"""A Ray of five raylets on this machine: a head, and four hosts that declare devices.
 
 The four hosts are two TPU slices of two, and have two GPUs each, in two racks.
 """
@@ -143,7 +143,7 @@ def settings() -> SliceSettings:
 
 @pytest.fixture
 def make_pool(ready: World, settings: SliceSettings) -> Iterator[Callable[..., Any]]:
-    """Pools, drained at the end."""
+    """Return a function that makes pools, which are drained at the end."""
     pools = []
 
     def make(tpu_type: str | None = None, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, retries, and their environment."""
+"""Tests of jobs on CPUs, GPUs and TPUs of a Ray: results, failures, retries, environment."""
 
 import os
 import re
@@ -197,7 +197,7 @@ def test_failures_and_preemptions_are_counted_separately(tmp_path):
     assert len(list(tmp_path.iterdir())) == 8
 
 
-def test_slices_remain_between_attempts(tmp_path):
+def test_a_job_keeps_its_slices_between_attempts(tmp_path):
     def second_time(folder):
         name = f"{os.environ['TPU_SLICE_NAME']}-{os.environ['TPU_HOST_ID']}"
         if not (folder / name).exists():
@@ -264,7 +264,7 @@ def test_decorated_functions_run_as_jobs():
     assert one.__name__ == "one"
 
 
-def test_a_configuration_makes_decorators_and_copies():
+def test_a_resource_configuration_makes_decorators_and_changed_copies():
     config = CPUS.with_environment_variables({"MINE": "1"}, TPU_NAME="2")
     assert ray.get(config.create_remote_decorator()(read_environment).remote()) == {
         "MINE": "1",

@@ -1,4 +1,4 @@
-"""Pools of GPU slices on a real Ray, and their leftovers when pools come and go."""
+"""Tests of pools of GPU slices on a real Ray, and of their leftovers."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_all_hosts_of_a_slice_are_in_one_rack(make_pool, ready):
     assert [node for node, _ in found[0]] == infos[0].node_ids
 
 
-def test_slices_by_a_resource_work_and_an_unknown_model_is_refused(make_pool):
+def test_a_pool_can_take_slices_by_a_ray_resource_and_refuses_an_unknown_model(make_pool):
     pool = make_pool(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
     pool.scale_multislice([1, 2])
     assert len(pool.get_all_pool_members()) == 1
@@ -48,7 +48,7 @@ def test_slices_by_a_resource_work_and_an_unknown_model_is_refused(make_pool):
         other.scale_multislice(1, timeout=60)
 
 
-def test_two_pools_never_share_a_gpu(make_pool):
+def test_two_pools_of_slices_never_share_a_gpu(make_pool):
     one = make_pool(shape=GpuSlices(gpus_per_host=2))
     one.scale_multislice(3)
     two = make_pool(shape=GpuSlices(gpus_per_host=1))
@@ -82,7 +82,7 @@ def test_tasks_have_the_resources_of_their_slice(make_pool):
         ray.get(host.run_remote_fn.remote(resources, num_cpus=4), timeout=60)
 
 
-def test_a_single_host_takes_chips_of_its_node(ready):
+def test_a_slice_of_a_single_host_takes_chips_of_its_node(ready):
     host = DeviceHostActor.options(label_selector={"ray.io/node-id": ready.node(1)}).remote(
         3, "mine", 4
     )
@@ -114,7 +114,7 @@ def test_the_error_names_an_unknown_slice(ready):
     assert name == "SliceActor(uninitialized)"
 
 
-def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
+def test_a_pool_that_grows_and_shrinks_leaves_no_actors_behind(make_pool, ready):
     pool = make_pool(shape=GpuSlices(gpus_per_host=2))
     for _ in range(3):
         pool.scale_multislice(4)
@@ -126,7 +126,7 @@ def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
 
 
 @pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
-def test_a_late_pool_waits_for_its_turn(make_pool, shape):
+def test_a_pool_that_finds_no_free_hosts_gets_them_when_another_pool_ends(make_pool, shape):
     """Neither pool may hold a part of its hosts and wait forever for the rest."""
     one, two = make_pool(shape=shape), make_pool(shape=shape)
     one.scale_multislice(2)

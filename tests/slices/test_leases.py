@@ -1,4 +1,4 @@
-"""Pools whose hosts are leases of a real server, on a real Ray: they never share a GPU."""
+"""Pools on a real Ray whose hosts are leases of a real server never share a GPU."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def client(server) -> Iterator[BlockingClient]:
 
 @pytest.fixture
 def make_pool(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
-    """Pools, drained while their client can still release the leases."""
+    """Return a function that makes pools, drained before their client closes."""
     pools: list[SlicePoolManager] = []
 
     def make(**options) -> SlicePoolManager:
@@ -106,7 +106,7 @@ def test_slices_get_exactly_the_gpus_of_their_leases(make_pool, client):
         assert (node, devices) == (mine.placement[0].node_id, mine.placement[0].gpus[0])
 
 
-def test_a_lost_lease_ends_its_slice_and_another_replaces_it(make_pool, client, server):
+def test_a_lost_lease_ends_its_slice_and_another_slice_replaces_it(make_pool, client, server):
     pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY, ttl_seconds=6))
     pool.scale_multislice(1)
     (before,) = pool.get_all_pool_members()

@@ -1,4 +1,4 @@
-"""Hosts that a pool loses, gets late, or must return, on a real Ray."""
+"""Tests of hosts that a pool on a real Ray loses, gets late, or must return."""
 
 import os
 import signal
@@ -85,7 +85,7 @@ def test_a_resumable_job_continues_after_a_raylet_was_killed(ready, settings, tm
     assert job.result(120) == [[(other, "0"), (other, "1")]]
 
 
-def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
+def test_a_host_whose_task_fails_because_another_host_is_lost_counts_as_lost(
     ready, settings, tmp_path, beside
 ):
     """A collective operation fails in this way, long before Ray notices the lost node."""
@@ -106,7 +106,7 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     assert isinstance(status, JobPreempted), status
 
 
-def test_a_lost_slice_is_replaced_in_its_slot(make_pool, ready):
+def test_a_lost_slice_is_replaced_by_a_slice_with_its_slot_number(make_pool, ready):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
@@ -223,7 +223,7 @@ def test_a_slice_runs_on_its_remaining_hosts_if_configured(make_pool, settings):
 
 
 @WITHOUT_HOST_1
-def test_a_complete_slice_is_preferred_to_one_that_lost_a_host(make_pool):
+def test_a_complete_slice_is_preferred_to_a_slice_that_lost_a_host(make_pool):
     pool = make_pool(TYPE)
     pool.scale_multislice([1, 2])
     assert names(pool) == ["tpu-b"]

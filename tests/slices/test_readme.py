@@ -1,4 +1,4 @@
-"""The README of slices: its examples run on a real Ray, and every public name is in it."""
+"""The examples in the README of slices run on a real Ray, and it has each public name."""
 
 import doctest
 import re

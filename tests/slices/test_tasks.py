@@ -1,4 +1,4 @@
-"""Results and errors that tasks report about the user's function, without Ray."""
+"""Tests of the results and errors that tasks report about a user's function, without Ray."""
 
 import io
 import pickle
@@ -73,7 +73,7 @@ def test_a_task_ended_by_ray_is_not_an_error_of_the_user():
 
 
 class Foreign(pickle.Unpickler):
-    """Reads a pickled report on a node without this package."""
+    """A reader of pickled reports that has no `moorage`, like another node."""
 
     def find_class(self, module, name):
         assert not module.startswith("moorage")

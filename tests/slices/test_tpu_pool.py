@@ -1,4 +1,4 @@
-"""A pool of TPU slices on a real Ray: every method works as documented."""
+"""Each method of a pool of TPU slices works as documented, on a real Ray."""
 
 import os
 import time
@@ -71,7 +71,7 @@ def test_each_slice_reports_its_info(make_pool, ready):
     assert [each.coordinator_ip for each in pool.multislice_infos()] == [info.ip_address] * 2
 
 
-def test_each_host_is_reserved_on_a_node_of_its_own(make_pool):
+def test_each_host_of_a_slice_is_reserved_on_a_separate_node(make_pool):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
@@ -115,7 +115,7 @@ def test_results_are_returned_for_each_host(make_pool):
     assert isinstance(error, ValueError)
 
 
-def test_growing_does_not_disturb_running_tasks(make_pool, tmp_path):
+def test_growth_of_a_pool_does_not_disturb_running_tasks(make_pool, tmp_path):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
     gate = tmp_path / "gate"
@@ -133,7 +133,9 @@ def test_growing_does_not_disturb_running_tasks(make_pool, tmp_path):
     assert len(names(pool)) == 2
 
 
-def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, tmp_path):
+def test_the_first_failure_of_a_task_names_its_host_and_ends_the_tasks_on_other_hosts(
+    make_pool, ready, tmp_path
+):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
 
@@ -153,7 +155,7 @@ def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, 
     wait_until_gone(tmp_path)
 
 
-def test_a_time_limit_ends_all_tasks(make_pool, tmp_path, settings):
+def test_a_time_limit_of_a_call_ends_the_tasks_on_all_hosts(make_pool, tmp_path, settings):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
 
@@ -191,7 +193,7 @@ def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
     wait_until_gone(tmp_path)
 
 
-def test_invalid_sizes_are_refused(make_pool):
+def test_invalid_sizes_of_a_pool_are_refused(make_pool):
     pool = make_pool(TYPE)
     for sizes in (0, -1, [2, 0], [-3]):
         with pytest.raises(ValueError, match="must be > 0"):
@@ -202,7 +204,7 @@ def test_invalid_sizes_are_refused(make_pool):
         pool.prepare_all_slices()
 
 
-def test_an_impossible_size_is_skipped_at_once(make_pool):
+def test_an_impossible_size_of_a_pool_is_skipped_at_once(make_pool):
     pool = make_pool(TYPE)
     deadline = time.monotonic() + 30
     pool.scale_multislice([1, 2, 8], timeout=600)
@@ -237,7 +239,7 @@ def test_a_smaller_size_is_tried_after_its_share_of_the_time(make_pool):
     assert len(names(pool)) == 2
 
 
-def test_shrinking_frees_reserved_hosts(make_pool):
+def test_a_pool_that_shrinks_frees_reserved_hosts(make_pool):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
@@ -267,7 +269,7 @@ def test_the_autoscaler_gets_requests_for_all_missing_hosts(make_pool):
     assert autoscaler_requests() == b"[]"
 
 
-def test_an_actor_can_be_created_directly(make_pool):
+def test_the_actor_of_a_host_can_be_created_directly(make_pool):
     pool = make_pool(TYPE)
     actor = pool.create_actor()
     assert ray.get(actor.get_info.remote(), timeout=60).num_hosts == 2

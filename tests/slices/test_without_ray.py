@@ -1,4 +1,4 @@
-"""Parts of slices that need no cluster: settings, shapes, devices, and imports without Ray."""
+"""Tests of parts of slices that need no cluster: settings, shapes, devices, and imports."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_without_ray_the_package_names_the_extra():
     assert done.stdout == line * 7
 
 
-def test_settings_come_from_the_environment():
+def test_settings_of_slices_come_from_the_environment():
     names = {
         "EFORMER_SCALE_POLL_S": "2.5",
         "MOORAGE_SCALE_POLL_S": "1",
@@ -133,7 +133,7 @@ def nodes(*described):
         (1, 2, [3, 3, 3], 4),
     ],
 )
-def test_the_number_of_slices_follows_from_the_hosts(gpus, hosts, counts, possible):
+def test_the_number_of_slices_is_computed_from_the_hosts(gpus, hosts, counts, possible):
     shape = GpuSlices(gpus_per_host=gpus, hosts=hosts)
     assert shape.possible(nodes(*(({"GPU": count}, {}) for count in counts))) == possible
 
@@ -150,12 +150,12 @@ def test_hosts_of_a_slice_share_their_label():
     assert (made.gpus_per_host, made.hosts, made.gpu_model) == (4, 2, "H100")
 
 
-def test_without_metadata_a_host_is_not_preempted(monkeypatch):
+def test_without_the_metadata_server_a_host_does_not_count_as_preempted(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     assert not is_reclaimed()
 
 
-def test_only_holders_of_the_device_are_killed():
+def test_only_processes_that_hold_the_device_are_killed():
     """This machine has no /dev/vfio, so no process is killed, not even one that names it."""
     with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
         if not Path("/dev/vfio").exists():
@@ -183,7 +183,7 @@ def test_a_slice_knows_the_number_of_its_hosts(name, chips, hosts):
     assert TpuSlices(name).hosts_expected(chips) == hosts
 
 
-def test_slices_without_all_their_hosts_are_found():
+def test_slices_that_lack_hosts_are_found():
     def host(name, **resources):
         return {"TPU": 4, **resources}, {"ray.io/tpu-slice-name": name}
 
@@ -195,7 +195,7 @@ def test_slices_without_all_their_hosts_are_found():
     assert find_degraded(GpuSlices(gpus_per_host=1, hosts=9), found) == []
 
 
-def test_resources_are_translated_to_rays_options(monkeypatch):
+def test_resources_of_a_task_are_translated_to_rays_options(monkeypatch):
     config = GpuAcceleratorConfig(2, HardwareType.NVIDIA_A100, cpu_count=4)
     resources = config.to_ray_resources()
     assert resources == RayResources(4, 2, accelerator_type="A100")
@@ -215,7 +215,7 @@ def test_resources_are_translated_to_rays_options(monkeypatch):
     assert available_cpu_cores() == CpuAcceleratorConfig().core_count == 3
 
 
-def test_a_custom_configuration_can_be_used():
+def test_a_custom_configuration_of_resources_can_be_used():
     @dataclass(frozen=True)
     class Npus(ComputeResourceConfig):
         count: int = 1

@@ -1,4 +1,4 @@
-"""Each sentence and signature of the published page is tested; tests are named by its words."""
+"""Each sentence and signature of the published page about slot pools has a test."""
 # ruff: noqa: FBT003  # Calls as on the page.
 
 import inspect
@@ -36,7 +36,7 @@ def parameters(function) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-def test_signatures_are_the_documented_ones():
+def test_functions_and_methods_have_the_documented_signatures():
     for function, documented in (
         (Outcome, "ok reason"),
         (AllocationTransaction, "inventory"),
@@ -63,7 +63,7 @@ def test_signatures_are_the_documented_ones():
     assert parameters(make_resource_pool)[0] == "config"
 
 
-def test_outcome_ok_bool_or_none_reason_str_or_none_false_requires_a_reason():
+def test_an_outcome_that_is_false_requires_a_reason():
     assert Outcome().ok is True
     assert Outcome(True).reason is None
     assert Outcome(1)
@@ -76,7 +76,7 @@ def test_outcome_ok_bool_or_none_reason_str_or_none_false_requires_a_reason():
         Outcome(False)
 
 
-def test_transaction_inventory_and_deltas_of_type_id_and_slots():
+def test_a_transaction_has_an_inventory_and_changes_of_type_and_id_and_slots():
     inventory = Inventory({"gpus": [{"id": "a", "slots": 2}]})
     transaction = AllocationTransaction(inventory)
     assert transaction.inventory is inventory
@@ -84,7 +84,7 @@ def test_transaction_inventory_and_deltas_of_type_id_and_slots():
     assert transaction.deltas == [("gpus", "a", 1)]
 
 
-def test_allocator_acquires_slots_of_an_inventory_which_knows_slots_available():
+def test_an_allocator_takes_slots_from_an_inventory_that_knows_the_free_slots():
     rows = [{"id": "a", "slots": 2}, {"id": "b", "slots": 1}]
     inventory = Inventory({"gpus": rows})
     assert inventory.resources == {"gpus": rows}
@@ -93,20 +93,20 @@ def test_allocator_acquires_slots_of_an_inventory_which_knows_slots_available():
     assert inventory.resources["gpus"][1] == {"id": "b", "slots": 0}
 
 
-def test_class_representing_resources_available_on_the_computer():
+def test_a_pool_represents_the_resources_of_the_computer():
     pool = ResourcePool()
     assert pool.empty()
     pool.populate()
     assert pool.count("cpus") >= 1
 
 
-def test_the_specification_for_the_resource_pool_is_adopted_from_the_ctest_schema():
+def test_the_specification_of_a_pool_may_have_the_layout_of_ctest():
     """For example, the specification of a machine with 4 GPUs comes from `CTEST`."""
     pool = ResourcePool(yaml.safe_load(CTEST))
     assert pool.resources == {"gpus": POOL["resources"]["gpus"]}
 
 
-def test_canary_adopts_a_similar_layout_a_machine_having_8_cpus_and_4_gpus():
+def test_the_documented_layout_describes_a_machine_of_8_cpus_and_4_gpus():
     pool, file = ResourcePool({"resource_pool": POOL}), io.StringIO()
     assert (pool.count("cpus"), pool.count("gpus")) == (8, 4)
     assert pool.additional_properties == {}
@@ -115,14 +115,14 @@ def test_canary_adopts_a_similar_layout_a_machine_having_8_cpus_and_4_gpus():
     assert yaml.safe_load(file.getvalue()) == {"resource_pool": POOL}
 
 
-def test_additional_properties_resources_and_slots_per_resource_type():
+def test_a_pool_has_additional_properties_and_resources_and_slots_per_resource_type():
     pool = ResourcePool({"resources": {"cpus": 3}, "additional_properties": {"site": "lab"}})
     assert pool.additional_properties == {"site": "lab"}
     assert pool.resources["cpus"][2] == {"id": "2", "slots": 1}
     assert pool.slots_per_resource_type == {"cpus": 3, "gpus": 0}
 
 
-def test_types_is_a_list_of_str_empty_is_a_bool_count_of_a_type_is_an_int():
+def test_the_methods_types_and_empty_and_count_return_the_documented_types():
     assert ResourcePool({"gpus": 1, "cpus": 1}).types == ["cpus", "gpus"]
     pool = ResourcePool({"resources": {"cpus": [{"id": "0", "slots": 9}]}})
     assert "cpus" in pool
@@ -145,7 +145,7 @@ def test_fill_pop_getstate_clear_and_populate_work_as_documented():
     assert pool.empty()
 
 
-def test_accommodates_determine_if_the_resources_for_this_test_are_available():
+def test_accommodates_says_whether_a_pool_could_ever_satisfy_a_request():
     pool = ResourcePool({"cpus": 2})
     assert pool.accommodates([{"type": "cpus", "slots": 1}] * 2)
     outcome = pool.accommodates([{"type": "cpus", "slots": 1}] * 3)
@@ -153,7 +153,7 @@ def test_accommodates_determine_if_the_resources_for_this_test_are_available():
     assert not outcome
 
 
-def test_checkout_returns_resources_available_to_the_test_for_checkin():
+def test_checkout_returns_resources_that_checkin_accepts():
     """In the page's words: local[i] = {<type>: [{'id': <id>, 'slots': <slots>}, …], … }."""
     pool = ResourcePool({"cpus": 2, "gpus": 2})
     before = pool.getstate()

@@ -1,4 +1,4 @@
-"""Best fit, and transactions that return exactly the slots that they took."""
+"""Tests of best fit, and of transactions that return exactly the slots that they took."""
 
 import copy
 
@@ -24,7 +24,7 @@ def inventory(*slots) -> Inventory:
 
 
 def plainly(slots: list, wanted) -> int | None:
-    """Return the position that the documents choose: the first sufficient one of a stable sort."""
+    """Return the position of the first sufficient instance in a stable sort, as documented."""
     order = sorted(range(len(slots)), key=lambda position: slots[position])
     return next((position for position in order if slots[position] >= wanted), None)
 
@@ -32,7 +32,7 @@ def plainly(slots: list, wanted) -> int | None:
 @given(
     st.lists(st.integers(0, 6), max_size=8), st.lists(st.integers(1, 6), min_size=1, max_size=12)
 )
-def test_best_fit_chooses_as_documented(slots, requests):
+def test_best_fit_takes_the_instance_with_the_fewest_free_slots_that_are_enough(slots, requests):
     here = inventory(*slots)
     for wanted in requests:
         expected = plainly(slots, wanted)
@@ -107,7 +107,7 @@ def two() -> dict:
     return {"gpus": [{"id": "a", "slots": 2}, {"id": "b", "slots": 4}]}
 
 
-def test_a_custom_allocator_books_in_an_inventory():
+def test_a_custom_allocator_takes_slots_of_an_inventory():
     inventory = Inventory(two())
 
     def take_nine():
@@ -124,7 +124,7 @@ def test_a_custom_allocator_books_in_an_inventory():
     assert Allocator().acquire(inventory, "gpus", 1) == {"id": "b", "slots": 1}
 
 
-def test_a_custom_allocator_books_in_a_pool():
+def test_a_custom_allocator_takes_slots_of_a_pool():
     pool = ResourcePool({"resources": two()})
     pool.allocator = WorstFit()
     taken = pool.checkout([{"type": "gpus", "slots": 2}, {"type": "gpus", "slots": 2}])
@@ -174,7 +174,7 @@ def test_an_allocator_that_books_wrongly_is_an_error_and_changes_nothing(book, e
     assert pool.getstate() == before
 
 
-def test_an_inventory_has_the_slots_assigned_to_it():
+def test_an_inventory_has_the_slots_that_are_assigned_to_its_resources():
     inventory = Inventory(two())
     inventory.resources["gpus"][0]["slots"] = 5
     inventory.resources["fpgas"] = [{"id": "f", "slots": 1}]

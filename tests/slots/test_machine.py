@@ -1,4 +1,4 @@
-"""The pool of this machine, and the effect of its configuration."""
+"""Tests of the pool of this machine, and of the effect of its configuration."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ def test_a_pool_without_configuration_has_the_cpus_of_this_process():
     assert pool.count("gpus") == 0
 
 
-def test_devices_have_their_own_ids_and_a_description_replaces_them():
+def test_devices_of_the_machine_have_their_own_ids_and_a_description_replaces_them():
     pool = make_resource_pool({"cpu_ids": [4, 5], "gpu_ids": ["0", "1:0", "1:1"]})
     taken = pool.checkout([{"type": "gpus"}, {"type": "gpus"}, {"type": "cpus"}])
     assert [row["id"] for row in taken["gpus"]] == ["0", "1:0"]
@@ -28,7 +28,7 @@ def test_devices_have_their_own_ids_and_a_description_replaces_them():
     assert pool.resources == {"gpus": [{"id": "x", "slots": 3}]}
 
 
-def test_counts_then_slots_then_oversubscription_are_applied():
+def test_a_configuration_applies_counts_first_and_then_slots_and_then_oversubscription():
     pool = make_resource_pool(
         {
             "cpu_ids": [0],
@@ -55,12 +55,12 @@ def test_counts_then_slots_then_oversubscription_are_applied():
         ({"resource_pool": {"resources": 3}}, "resources"),
     ],
 )
-def test_a_wrong_configuration_is_a_value_error(config, place):
+def test_a_wrong_configuration_of_a_pool_raises_a_value_error(config, place):
     with pytest.raises(InvalidSpecification, match=place):
         make_resource_pool(config)
 
 
-def test_hooks_are_functions_of_the_configuration_and_the_description():
+def test_the_hooks_of_a_pool_get_the_configuration_and_the_description():
     def two_of(config, pool):
         pool["resources"][config["kind"]] = [{"id": "a"}, {"id": "b"}]
         pool["additional_properties"]["made"] = "here"
@@ -82,7 +82,7 @@ class Config:
 
 
 @pytest.mark.parametrize("kind", [Config, SimpleNamespace, argparse.Namespace])
-def test_a_configuration_may_be_an_object_with_attributes(kind):
+def test_the_configuration_of_a_pool_may_be_an_object_with_attributes(kind):
     pool = make_resource_pool(kind(gpu_ids=["x", "y"], oversubscribe={"gpus": 2}))
     assert pool.resources["gpus"] == [{"id": "x", "slots": 2}, {"id": "y", "slots": 2}]
     assert pool.count("cpus") == make_resource_pool(kind()).count("cpus") > 0

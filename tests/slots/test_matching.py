@@ -27,7 +27,7 @@ def test_matching_succeeds_exactly_if_an_assignment_exists(choices, wishes):
 
 
 @pytest.mark.parametrize("length", [2, 3, 500])
-def test_all_assignments_may_shift_to_fit_the_last_request(length):
+def test_all_assignments_may_move_so_that_the_last_request_fits(length):
     """Each holder could take the next one's device, and only the first has another choice."""
     choices = {n: [str(n), str(n + 1)] for n in range(length)} | {length: ["0"]}
     assert matched(range(length + 1), choices.__getitem__) == [

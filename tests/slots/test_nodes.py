@@ -1,4 +1,4 @@
-"""The pool of several nodes: colocation, exclusive nodes, gangs, and exact returns."""
+"""Tests of the pool of several nodes: colocation, exclusive nodes, gangs, exact returns."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ from moorage.slots import (
 
 
 def pool_of(**gpus) -> NodeResourcePool:
-    """Return nodes, each with the given number of GPUs and eight CPUs."""
+    """Return a pool of nodes, each with a given number of GPUs and eight CPUs."""
     nodes = [{"id": name, "resources": {"gpus": n, "cpus": 8}} for name, n in gpus.items()]
     return NodeResourcePool({"nodes": nodes})
 
@@ -76,7 +76,7 @@ def test_the_largest_request_is_placed_first_on_the_node_with_most_room():
     assert nodes_of(taken) == ["b", "a"], "in the order of the request"
 
 
-def test_a_flat_request_is_for_one_node_or_a_number_of_nodes():
+def test_a_plain_request_is_for_one_node_or_the_named_number_of_nodes():
     pool = pool_of(a=4, b=4)
     assert len(nodes_of(pool.checkout([{"type": "gpus"}] * 2))) == 1
     taken = pool.checkout([{"type": "nodes", "slots": 2}, {"type": "gpus"}, {"type": "gpus"}])
@@ -120,7 +120,7 @@ class TestExclusive:
         pool.checkin(json.loads(json.dumps(taken)))
         assert pool.slots_by_node("gpus") == {"a": 0, "b": 4}
 
-    def test_an_exclusive_divided_gpu_is_given_whole_or_in_all_parts(self):
+    def test_an_exclusive_request_gets_a_divided_gpu_whole_or_in_all_parts(self):
         pool = one(gpus=[{"id": "0", "slots": 4}])
         taken = pool.checkout([NodeRequest(exclusive=True).add("gpus", 2, slots=0.5)])
         assert taken["resources"] == {"gpus": [{"node": "a", "id": "0", "slots": 4}]}
@@ -134,7 +134,7 @@ class TestExclusive:
         assert [row["id"] for row in taken["mig"]] == ["0:0", "0:1", "0:2"]
         assert [row["id"] for row in taken["gpus"]] == ["1"]
 
-    def test_an_exclusive_request_is_placed_before_others_take_its_only_node(self):
+    def test_an_exclusive_request_is_placed_before_other_requests_take_its_only_node(self):
         pool = pool_of(a=3, b=2)
         pool.checkout([gpus(1)])
         taken = pool.checkout([gpus(2), gpus(1, exclusive=True)])
@@ -197,7 +197,7 @@ def test_the_pool_reports_counts_of_instances_and_slots_per_node():
         pool.count("apples")
 
 
-def test_a_node_request_can_be_counted_and_used_as_a_key():
+def test_a_node_request_counts_its_members_and_can_be_a_key():
     request = NodeRequest().add("cpus", 4)
     assert (request.count("cpus"), request.total_slots("cpus")) == (4, 4)
     assert len(pool_of(a=1).checkout([request])["resources"]["cpus"]) == 4
@@ -249,7 +249,7 @@ def test_extra_keys_of_instances_remain():
     assert pool.get_node("a")["resources"]["gpus"] == [{"id": "0", "slots": 0, "uuid": "GPU-1"}]
 
 
-def test_accommodates_ignores_checkouts():
+def test_accommodates_of_a_node_pool_ignores_checkouts():
     pool = pool_of(a=2, b=2)
     pool.checkout([NodeRequest(exclusive=True), NodeRequest(exclusive=True)])
     before = pool.getstate()
@@ -300,7 +300,7 @@ def test_a_dumped_pool_can_be_filled_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
-def test_a_request_moves_for_one_that_fits_only_on_one_node():
+def test_a_request_moves_to_another_node_for_a_request_that_fits_on_only_one_node():
     pool = pool_of(full=1, none=0)
     request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
     assert pool.accommodates(request)
@@ -314,7 +314,7 @@ REQUESTS = st.lists(
 
 
 @given(SIZES, st.lists(REQUESTS, max_size=6))
-def test_no_slot_is_given_twice_and_all_slots_come_back(sizes, requests):
+def test_a_node_pool_gives_no_slot_twice_and_gets_all_slots_back(sizes, requests):
     pool = pool_of(**{f"n{number}": size for number, size in enumerate(sizes)})
     idle = pool.getstate()
     held = []
@@ -348,7 +348,7 @@ def test_no_slot_is_given_twice_and_all_slots_come_back(sizes, requests):
 
 
 class TestLikeCanarys:
-    """The parts of canary's node pool that this pool has, too."""
+    """Tests of the parts of canary's node pool that this pool has, too."""
 
     @pytest.fixture
     def pool(self):
@@ -379,13 +379,13 @@ class TestLikeCanarys:
         with pytest.raises(ResourceUnavailable):
             pool.slots_available("fpgas")
 
-    def test_an_exclusive_node_has_nothing_available(self, pool):
+    def test_a_node_with_an_exclusive_request_has_no_slots_available(self, pool):
         pool.checkin(pool.checkout([NodeRequest(exclusive=True).add("gpus")]))
         assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (3, 3)
         pool.checkout([NodeRequest(exclusive=True).add("gpus")])
         assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (1, 3)
 
-    def test_nodes_can_be_added(self, pool):
+    def test_nodes_can_be_added_to_a_pool(self, pool):
         pool.add_node({"id": "c", "resources": {"gpus": 1}, "additional_properties": {"rack": 1}})
         assert pool.node_ids() == ["a", "b", "c"]
         assert pool.get_node("c")["additional_properties"] == {"rack": 1}
@@ -395,7 +395,7 @@ class TestLikeCanarys:
                 pool.add_node(wrong)
         assert pool.node_ids() == ["a", "b", "c"]
 
-    def test_counts_and_slots_can_be_set(self, pool):
+    def test_counts_and_slots_of_a_type_can_be_set(self, pool):
         pool.set_resource_count("gpus", 2)
         assert pool.count_by_node("gpus") == {"a": 2, "b": 2}
         pool.set_resource_count("gpus", 1, node_id="b")
@@ -441,7 +441,7 @@ class TestLikeCanarys:
         pool.checkin(taken)
         assert (pool.slots_available("gpus"), pool.slots_available("cpus")) == (8, 6)
 
-    def test_a_type_can_be_removed_and_the_pool_cleared(self, pool):
+    def test_a_type_of_a_node_pool_can_be_removed_and_the_pool_can_be_cleared(self, pool):
         taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus")])
         assert pool.pop("gpus") == [{"id": "0", "slots": 1, "node": "a"}]
         assert pool.pop("gpus") is None

@@ -1,4 +1,4 @@
-"""The flat pool: known defects of the original, which it must not have, and our decisions."""
+"""Tests that the flat pool lacks known defects of the original, and follows our decisions."""
 
 import copy
 import datetime as dt
@@ -47,7 +47,7 @@ COPIES = [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)
 
 
 def of(**members) -> list[dict]:
-    """Return one member per type with the given slots."""
+    """Return a request with one member per type, with the given slots."""
     return [{"type": kind, "slots": slots} for kind, slots in members.items()]
 
 
@@ -98,7 +98,7 @@ class TestAccommodates:
 
 
 class TestRefusals:
-    def test_each_refusal_is_a_slots_error(self):
+    def test_each_refusal_of_a_pool_is_a_slots_error(self):
         for ask in ("checkout", "accommodates"):
             with pytest.raises(EmptyResourcePoolError, match="empty"):
                 getattr(ResourcePool(), ask)(of(cpus=1))
@@ -112,8 +112,8 @@ class TestRefusals:
             assert issubclass(error, SlotsError)
             assert issubclass(error, ValueError)
 
-    def test_unavailable_names_type_requested_and_available(self):
-        """S6: the error has details."""
+    def test_the_error_for_missing_slots_names_type_and_requested_and_available_slots(self):
+        """The error has details, which the original lacks (defect S6)."""
         pool = ResourcePool({"gpus": 2})
         pool.checkout(of(gpus=1))
         with pytest.raises(ResourceUnavailable) as caught:
@@ -132,7 +132,7 @@ class TestRefusals:
         ],
     )
     @pytest.mark.parametrize("ask", ["checkout", "accommodates"])
-    def test_a_malformed_member_changes_nothing(self, ask, member):
+    def test_a_request_with_a_malformed_member_changes_nothing(self, ask, member):
         pool = ResourcePool({"cpus": 4})
         before = pool.getstate()
         with pytest.raises(InvalidRequest, match="member 1"):
@@ -192,7 +192,7 @@ class TestCheckin:
             pool.checkin(wrong)
         assert pool.getstate() == before
 
-    def test_members_can_be_returned_in_several_checkins(self):
+    def test_members_of_an_allocation_can_be_returned_in_several_checkins(self):
         pool = ResourcePool({"cpus": 2, "gpus": 1})
         taken = pool.checkout([*of(gpus=1), *2 * of(cpus=1)])
         gpus = taken.pop("gpus")
@@ -215,7 +215,7 @@ class TestStale:
         with pytest.raises(InvalidCheckin):
             pool.checkin(taken)
 
-    def test_pop_also_removes_the_totals(self):
+    def test_pop_of_a_type_also_removes_its_totals(self):
         pool = ResourcePool({"cpus": 2, "gpus": 1})
         taken = pool.checkout(of(cpus=1, gpus=1))
         assert pool.pop("cpus") == [{"id": "0", "slots": 0}, {"id": "1", "slots": 1}]
@@ -225,7 +225,7 @@ class TestStale:
         pool.checkin({"gpus": taken["gpus"]})
         assert free(pool, "gpus") == [1]
 
-    def test_counting_nodes_changes_nothing(self):
+    def test_counting_the_nodes_of_a_pool_changes_nothing(self):
         pool = ResourcePool({"cpus": 1})
         assert pool.count("node") == pool.count("nodes") == 1
         assert pool.additional_properties == {}
@@ -245,7 +245,7 @@ class TestStale:
 class TestPlain:
     """Values of a pool are plain data; writing totals raises an error."""
 
-    def test_results_are_plain_for_yaml_and_json(self):
+    def test_results_of_a_pool_are_plain_values_for_yaml_and_json(self):
         pool = ResourcePool({"resources": {"cpus": [{"id": "01", "slots": 2}], "gpus": 1}})
         taken = pool.checkout(of(cpus=1, gpus=1))
         results = {
@@ -260,7 +260,7 @@ class TestPlain:
         for dumper in (yaml.Dumper, yaml.SafeDumper, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
             assert yaml.safe_load(yaml.dump(results, Dumper=dumper)) == results
 
-    def test_assigning_totals_is_refused_with_advice(self):
+    def test_an_assignment_to_the_totals_of_a_pool_is_refused_with_advice(self):
         pool = ResourcePool({"cpus": 2})
         before, totals = pool.getstate(), pool.slots_per_resource_type
         for write in (
@@ -302,7 +302,7 @@ class TestPlain:
             (lambda pool: pool.resources["cpus"][1].__setitem__("uuid", "u"), [1, 1]),
         ],
     )
-    def test_assigned_resources_take_effect(self, write, cpus):
+    def test_resources_that_are_assigned_to_a_pool_take_effect(self, write, cpus):
         pool = ResourcePool({"cpus": 2})
         write(pool)
         found = pool.resources.get("cpus")
@@ -341,7 +341,7 @@ class TestPlain:
             lambda pool: pool.resources["cpus"][0].clear(),
         ],
     )
-    def test_assigned_resources_are_checked_first(self, write):
+    def test_resources_that_are_assigned_to_a_pool_are_checked_first(self, write):
         pool = ResourcePool({"cpus": 2})
         before, view = pool.getstate(), pool.resources
         with pytest.raises(ValueError):  # With the messages of `fill`.
@@ -349,7 +349,7 @@ class TestPlain:
         assert pool.getstate() == before
         assert view == pool.resources
 
-    def test_checkouts_survive_assignments(self):
+    def test_checkouts_survive_an_assignment_of_resources(self):
         pool = ResourcePool(
             {"resources": {"gpus": [{"id": "a", "slots": 4}, {"id": "b", "slots": 2}]}}
         )
@@ -371,7 +371,7 @@ class TestPlain:
             view["gpus"][1]["slots"] = 3
 
     @pytest.mark.parametrize("again", COPIES)
-    def test_a_copy_of_read_only_totals_is_writable(self, again):
+    def test_a_copy_of_a_pools_read_only_resources_and_totals_can_be_changed(self, again):
         pool = ResourcePool({"cpus": 2})
         resources, totals = again(pool.resources), again(pool.slots_per_resource_type)
         resources["gpus"] = [1]
@@ -445,7 +445,7 @@ class TestCopies:
         assert subprocess.check_output(command, input=both, timeout=60) == b"2\n"
 
 
-def test_fractions_do_not_drift():
+def test_many_checkouts_of_fractions_leave_the_exact_number_of_slots():
     for tenth, times in ((0.1, 10), (1 / 3, 3)):  # As a user writes them.
         pool = ResourcePool({"gpus": 1})
         taken = [pool.checkout(of(gpus=tenth)) for _ in range(times)]
@@ -463,7 +463,9 @@ def test_fractions_do_not_drift():
 class TestParts:
     """MIG instances and their GPU are never granted together, and never counted together."""
 
-    def test_a_part_blocks_the_whole_until_its_type_is_popped(self):
+    def test_a_checked_out_part_of_a_device_blocks_the_whole_until_the_type_of_parts_is_removed(
+        self,
+    ):
         pool = ResourcePool(DIVIDED)
         part = pool.checkout(of(mig=1))
         assert (pool.slots_available("gpus"), pool.slots_available("mig")) == (1, 2)
@@ -476,14 +478,14 @@ class TestParts:
         for each in (pool, again):
             assert each.checkout(of(gpus=1)) == {"gpus": [{"id": "1", "slots": 1}]}
 
-    def test_totals_of_a_type_count_no_device_twice(self):
+    def test_the_totals_of_a_type_count_no_device_twice(self):
         assert ResourcePool(DIVIDED).slots_per_resource_type == {"gpus": 2, "mig": 3}
         part = {"id": "0:0", "part_of": {"type": "gpus", "id": "0"}}
         with pytest.raises(InvalidSpecification, match="counted twice"):
             ResourcePool({"resources": {"gpus": [{"id": "0"}, part]}})
 
 
-def test_a_member_may_have_other_keys_but_no_misspelt_ones():
+def test_a_member_of_a_request_may_have_other_keys_but_no_misspelt_keys():
     pool = ResourcePool({"gpus": 2})
     request = [{"type": "gpus", "slots": 1, "model": "h100", "why": {"a": [1]}}]
     assert pool.accommodates(request)
@@ -494,7 +496,7 @@ def test_a_member_may_have_other_keys_but_no_misspelt_ones():
             pool.checkout([{"type": "gpus", misspelt: 2}])
 
 
-def test_a_list_of_parts_of_a_member_is_refused_with_an_explanation():
+def test_a_list_of_parts_in_a_member_is_refused_with_an_explanation():
     pool = ResourcePool({"resources": {"cpus": [{"id": "a", "slots": 3}, {"id": "b", "slots": 3}]}})
     taken = pool.checkout([{"type": "cpus", "slots": 3}, {"type": "cpus", "slots": 2}])
     before = pool.getstate()

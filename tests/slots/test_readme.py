@@ -1,4 +1,4 @@
-"""The README of the pool: every example runs, and every public name is in it."""
+"""Each example in the README of slot pools runs, and the README has each public name."""
 
 import doctest
 import re

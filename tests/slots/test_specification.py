@@ -1,4 +1,4 @@
-"""Descriptions of pools: the accepted layouts, and the errors of others."""
+"""Tests of descriptions of pools: the accepted layouts, and the errors of other layouts."""
 
 import io
 
@@ -34,7 +34,7 @@ def part_of(kind: str) -> list[dict]:
         {"resources": {"gpus": [{"id": 0}]}},
     ],
 )
-def test_every_layout_gives_the_same_pool(document):
+def test_every_layout_of_a_specification_gives_an_equal_pool(document):
     assert ResourcePool(document).getstate() == {"additional_properties": {}, "resources": ONE}
 
 
@@ -77,7 +77,7 @@ def test_a_description_without_known_keys_is_a_schema_missing_key_error(document
         ResourcePool().fill(document)
 
 
-def test_a_description_is_copied():
+def test_a_pool_copies_its_description():
     properties = {"a": [1]}
     pool = ResourcePool({"resources": {"gpus": 1}, "additional_properties": properties})
     properties["a"].append(2)
@@ -88,7 +88,7 @@ def test_a_description_is_copied():
     "text",
     ['{"resources":\n\t{"gpus": [{"id": "0"}]}}', "gpus: 1", "local:\n  gpus:\n  - id: '0'\n"],
 )
-def test_a_file_may_be_yaml_or_json(text):
+def test_a_file_of_a_description_may_be_yaml_or_json(text):
     assert ResourcePool(read_specification(text)).resources == ONE
 
 
@@ -108,7 +108,7 @@ TYPES = st.text(min_size=1, max_size=6).filter(lambda name: name not in {"node",
         TYPES, st.lists(st.tuples(IDS, SLOTS), max_size=4, unique_by=lambda row: row[0]), max_size=4
     )
 )
-def test_any_description_survives_yaml_and_json(resources):
+def test_any_description_is_the_same_after_yaml_and_json(resources):
     rows = {
         kind: [{"id": name, "slots": slots} for name, slots in listed]
         for kind, listed in resources.items()

@@ -1,4 +1,4 @@
-"""SQL statements are in `.sql` files: each is used, and a store runs no others."""
+"""Each SQL statement of a `.sql` file is used, and stores run no other statements."""
 
 import re
 from pathlib import Path

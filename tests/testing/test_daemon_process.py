@@ -1,4 +1,4 @@
-"""A daemon as a child process: the error if it does not start."""
+"""Tests of the error of a daemon that does not start as a child process."""
 
 import pytest
 

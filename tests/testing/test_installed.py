@@ -1,4 +1,4 @@
-"""The fixture `moorage_server` in another project's tests, with the installed wheel."""
+"""The fixture `moorage_server` works in another project's tests with the installed wheel."""
 
 import os
 import subprocess

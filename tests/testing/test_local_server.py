@@ -1,4 +1,4 @@
-"""A server for the tests of users: its fleet, its policies, its settings, and its errors."""
+"""Tests of the server for users' tests: fleet, policies, settings and errors."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
 
 
 def test_workloads_in_a_temporary_folder_end_with_their_server(tmp_path) -> None:
-    """No later server would find such workloads."""
+    """No later server would find workloads of a temporary folder."""
     here = fake_cluster(nodes=1)
     here["nodes"]["nodeData"][0]["id"] = platform.node()
     os.mkfifo(tmp_path / "pid")
@@ -52,7 +52,7 @@ def test_workloads_in_a_temporary_folder_end_with_their_server(tmp_path) -> None
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_fleet_policies_and_settings_are_given_by_the_caller(tmp_path) -> None:
+def test_the_caller_of_the_local_server_gives_fleet_and_policies_and_settings(tmp_path) -> None:
     own = tmp_path / "mine.py"
     own.write_text(POLICY)
     with (
@@ -71,7 +71,7 @@ def test_fleet_policies_and_settings_are_given_by_the_caller(tmp_path) -> None:
             client.ask(FIRST_FIT)
 
 
-def test_the_refusal_of_a_policy_is_quoted(tmp_path) -> None:
+def test_the_error_of_the_local_server_quotes_the_refusal_of_a_policy(tmp_path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("class Other:\n    pass\n")
     with pytest.raises(ServerError, match="AIOSv1PolicyRule"), server(policies=[own]):

@@ -1,4 +1,4 @@
-"""A real HTTP server over a real catalog, on a free loopback port."""
+"""Fixtures with a real HTTP server over a real catalog, on a free loopback port."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `in
 from interface import Interface
 
 CONTEXT = ssl.create_default_context()
-"""For all HTTP clients: to load its authorities takes longer than many a request."""
+"""The TLS context of all HTTP clients, since loading its authorities takes long."""
 
 
 class House:
@@ -112,7 +112,7 @@ class House:
 
 
 class Site:
-    """One running server, its services and a client of it."""
+    """A running HTTP server with its services and a client."""
 
     def __init__(self, server, house, client, port):
         self.server, self.house, self.client, self.port = server, house, client, port

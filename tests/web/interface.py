@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from starlette.routing import compile_path
 
 CHECKED_BYTES_MAX = 65_536
-"""Larger bodies are not checked: they belong to tests of limits."""
+"""Bytes of the largest body that is checked; larger bodies belong to tests of limits."""
 
 
 class Interface:
@@ -19,7 +19,7 @@ class Interface:
 
     @cached_property
     def operations(self):
-        """The operations by method and path, each with the pattern of its path."""
+        """Return the operations by method and path, each with the pattern of its path."""
         return {
             (method.upper(), path): (compile_path(path)[0], operation)
             for path, methods in self.described["paths"].items()

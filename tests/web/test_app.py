@@ -1,4 +1,4 @@
-"""Authentication, health, limits and failures around the endpoints."""
+"""Tests of authentication, health, limits and failures around the endpoints."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
 
 
 def is_typed(schema):
-    """Return whether a schema has a type; a value that a policy chose may be of any type."""
+    """Return whether a schema has a type, or is the schema of a policy's value."""
     return bool(schema.get("$ref") or schema.get("type") or all(map(is_typed, schema["anyOf"])))
 
 
@@ -142,7 +142,7 @@ NO_JSON = {
 }  # fmt: skip
 
 
-async def test_only_json_is_read_even_if_it_is_large(client):
+async def test_a_body_that_is_not_json_is_refused_even_if_it_is_large(client):
     for name, body in NO_JSON.items():
         answer = await client.post("/policy", content=body)
         assert (name, answer.status_code) == (name, 400)
@@ -151,7 +151,7 @@ async def test_only_json_is_read_even_if_it_is_large(client):
     assert (await client.post("/cluster", json=document)).json()["data"] == document
 
 
-async def test_a_repeated_field_is_refused(client):
+async def test_a_repeated_field_of_a_body_is_refused(client):
     filling = "x" * 2_000_000
     for more in ("", f', "note": "{filling}"'):
         answer = await client.post("/policy", content=f'{{"id": "a", "id": "b"{more}}}')
@@ -161,7 +161,7 @@ async def test_a_repeated_field_is_refused(client):
         assert "twice" in error["reason"]
 
 
-async def test_a_body_beyond_the_cap_is_refused_before_it_is_sent(site):
+async def test_a_body_beyond_the_cap_is_refused_before_the_client_sends_it(site):
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
     writer.write(
         b"POST /policy HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
@@ -200,7 +200,7 @@ async def test_a_client_that_disconnects_during_a_request_does_no_harm(site):
     assert (await site.client.get("/policy")).status_code == 200
 
 
-async def test_a_bug_is_answered_500_in_the_usual_form_and_logged(client, caplog):
+async def test_a_bug_of_the_server_is_answered_500_in_the_usual_form_and_logged(client, caplog):
     with caplog.at_level(logging.ERROR):
         answer = await client.post("/allocate", content=b"break")
     assert answer.status_code == 500

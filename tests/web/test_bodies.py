@@ -1,4 +1,4 @@
-"""One memory limit for all bodies that are being read, of which a tenant gets only a part."""
+"""All bodies that are being read share a limit of memory; a tenant gets only a part."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def request(
 
 
 @pytest.mark.heavy  # For a moment it holds 200 MiB.
-async def test_a_tenant_that_sends_bodies_slowly_leaves_room_for_others():
+async def test_a_tenant_that_sends_bodies_slowly_leaves_room_for_other_tenants():
     bodies, end, waits = BodyReader(), asyncio.Event(), asyncio.Semaphore(0)
     fits = TENANT_BYTES_MAX // BODY_BYTES_MAX
     held = [request("a", LARGE, end, waits) for _ in range(fits)]
@@ -119,7 +119,7 @@ async def test_a_body_that_is_too_large_or_compressed_is_refused_before_it_is_re
     assert (caught.value.status, caught.value.field) == (415, "content-encoding")
 
 
-async def test_a_flood_of_one_tenants_searches_does_not_delay_one_of_another():
+async def test_a_flood_of_searches_by_one_tenant_does_not_delay_a_search_of_another():
     bodies, begun, go_on = BodyReader(), list[str](), asyncio.Event()
     several = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Requests that must reach no endpoint: from foreign pages, for foreign hosts, with two lengths."""
+"""Requests from foreign pages, for foreign hosts or with two lengths reach no endpoint."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ class TestPages:
             answer = await client.get("/policy", headers=token | headers)
             assert answer.status_code == 200, headers
 
-    async def test_an_upgrade_does_not_bypass_the_checks(self, client):
+    async def test_a_request_to_upgrade_does_not_bypass_the_checks(self, client):
         upgrade = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",
@@ -111,7 +111,7 @@ async def test_unusual_requests_are_answered_and_not_redirected(site, line, head
     assert "location:" not in answer.lower()
 
 
-async def test_names_and_origins_can_be_added(site):
+async def test_names_and_origins_of_the_server_can_be_added_by_settings(site):
     origins = Origins(("moored.lan",), ("https://console.example",))
     server = WebServer(site.house, origins=origins)
     port = await server.start("127.0.0.1", 0)
@@ -126,7 +126,7 @@ async def test_names_and_origins_can_be_added(site):
     await server.close()
 
 
-async def test_a_server_on_all_addresses_accepts_each_of_them_as_its_name(site):
+async def test_a_server_on_all_addresses_accepts_each_address_as_its_name(site):
     server = WebServer(site.house)
     port = await server.start("0.0.0.0", 0)  # noqa: S104  # The test needs this address.
     ask = f"GET /readyz HTTP/1.1\r\nHost: {{}}\r\n{CLOSE}\r\n"
@@ -191,7 +191,7 @@ class TestTurns:
             passed.append(scope["path"] if scope is not last else "last")
 
         async def nothing(*_):
-            """Accept a message, and drop it."""
+            """Accept a message of the HTTP server, and drop it."""
 
         tenants = {"key": "ann", "another": "bob"}
 

@@ -1,4 +1,4 @@
-"""Connections that send nothing, too little or too slowly, from several real addresses."""
+"""Tests of connections from several addresses that send nothing, too little or too slowly."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class Clients:
         return found
 
     async def rest(self, client: socket.socket) -> bytes:
-        """Return the bytes received until the server closes."""
+        """Return the bytes that a client receives until the server closes the connection."""
         answer = b""
         # The kernel may report the cut as an error.
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -123,14 +123,14 @@ async def test_the_last_descriptors_are_reserved_for_the_server(site):
     await server.close()
 
 
-async def test_one_address_leaves_room_for_others(site, clients):
+async def test_one_address_leaves_room_for_connections_of_other_addresses(site, clients):
     (other,) = await clients.connect(address="127.0.0.2")
     await clients.connect(MOST + 50)
     await asyncio.get_running_loop().sock_sendall(other, ASK)
     assert b" 200 " in await clients.rest(other)
 
 
-async def test_bodies_that_never_arrive_do_not_block_health(site, clients):
+async def test_bodies_that_never_arrive_do_not_block_the_path_of_health(site, clients):
     """All places for busy connections are taken: later requests are refused, health is answered."""
     for address in ("127.0.0.1", "127.0.0.2"):
         await clients.connect(most_of_one(MOST) + 10, BODY, address)
@@ -139,15 +139,15 @@ async def test_bodies_that_never_arrive_do_not_block_health(site, clients):
         assert await answers(site, "/policy", address) == 503
 
 
-async def test_one_busy_address_leaves_room_for_others(site, clients):
+async def test_one_busy_address_leaves_room_for_requests_of_other_addresses(site, clients):
     await clients.connect(MOST + 20, BODY)
     assert await answers(site) == 503
     assert await answers(site, address="127.0.0.2") == 200
 
 
 @pytest.mark.heavy  # It waits for a deadline to pass.
-async def test_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, clients):
-    """This holds for a head sent byte by byte, after a request, and after the rest of a body."""
+async def test_a_client_with_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, clients):
+    """The head is sent byte by byte, after a request, or after the rest of a body."""
     loop = asyncio.get_running_loop()
     full = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     left = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"

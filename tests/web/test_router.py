@@ -1,4 +1,4 @@
-"""Parameters of endpoints: from the path, from the query, and the request itself."""
+"""Tests of the parameters of endpoints: from the path, from the query, and the request."""
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ async def client():
 
     @router.get("/things/{name}", "Read a thing", {"responses": {}})
     async def read(name: str, request: Request, limit: int = 100, part: str | None = None):
-        """Return the given answer."""
+        """Return the answer of an endpoint unchanged."""
         return JSONResponse([name, limit, part, request.method])
 
     routes = [each.route() for each in router.endpoints]

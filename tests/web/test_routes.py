@@ -1,4 +1,4 @@
-"""The documented endpoints over real HTTP: paths, statuses, envelopes and failure bodies."""
+"""Tests of the documented endpoints: paths, statuses, envelopes and bodies of failures."""
 
 import base64
 import io
@@ -47,7 +47,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("path", MERGED)
-async def test_a_put_changes_only_the_named_fields(client, path):
+async def test_a_put_of_a_document_changes_only_the_named_fields(client, path):
     """The databases of existing servers do the same, and create missing metrics."""
     first = {"tags": ["a"], "config": {"urlMap": {"u": 1}}, "count": 1}
     made = await client.put(path, json=first)
@@ -75,7 +75,7 @@ async def test_a_put_changes_only_the_named_fields(client, path):
     assert await put({}) == changed
 
 
-async def test_the_result_of_a_change_is_checked(client):
+async def test_the_document_after_a_change_is_checked(client):
     await client.post("/clusters", json=cluster("c1"))
     refused = await client.put("/clusters/c1", json={"nodes.nodeData": [{"id": 7, "gpus": "x"}]})
     assert refused.status_code == 400
@@ -105,7 +105,7 @@ async def test_a_query_is_answered_by_pages(client, kind):
 @pytest.mark.parametrize(
     "path", ["createCluster", "addNode", "createBlock", "createvDAG", "executeMgmtCommand"]
 )
-async def test_other_actions_of_the_parser_are_unsupported(client, path):
+async def test_other_actions_of_the_original_parser_are_unsupported(client, path):
     refused = await client.post(f"/api/{path}", json={"header": {}, "body": {}})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
     assert "`/clusters`" in refused.json()["message"]
@@ -241,7 +241,7 @@ async def test_failures_of_policies_have_documented_statuses(client):
 # Allocation over HTTP ----------------------------------------------------------------------
 
 
-async def test_allocate_passes_on_the_body_and_the_tenant(client):
+async def test_the_path_allocate_passes_on_the_body_and_the_tenant(client):
     answer = await client.post("/allocate", content=b'{"policy_rule_uri": "x"}')
     assert (answer.status_code, answer.json()) == (200, {"success": True, "data": ["local", 24]})
     traced = await client.post("/allocate", content=b"{}", headers={"traceparent": "00-a-b-01"})

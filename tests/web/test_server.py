@@ -1,4 +1,4 @@
-"""The listener: ports, clean ends, and requests in progress when it stops."""
+"""Tests of the HTTP server's ports, clean ends, and requests in progress at a stop."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from moorage.web.server import WebServer
 from moorage.web.services import StandbyReads, StandbyServices
 
 
-async def test_port_zero_takes_a_free_port_and_a_taken_one_is_an_error(site):
+async def test_port_zero_takes_a_free_port_and_a_taken_port_is_an_error(site):
     assert site.port > 0
     await WebServer(site.house).close()  # Before a start, `close` does nothing.
     with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{site.port}"):
         await WebServer(site.house).start("127.0.0.1", site.port)
 
 
-async def test_signal_handlers_of_the_daemon_stay(site):
+async def test_the_http_server_leaves_the_signal_handlers_of_the_daemon(site):
     server = WebServer(site.house)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     assert signal.SIG_DFL in before
@@ -29,7 +29,7 @@ async def test_signal_handlers_of_the_daemon_stay(site):
     await server.close()
 
 
-async def test_close_lets_requests_finish_and_is_idempotent(site, caplog):
+async def test_close_of_the_http_server_lets_requests_finish_and_can_be_repeated(site, caplog):
     with caplog.at_level(logging.WARNING):
         waiting = asyncio.create_task(site.client.post("/allocate", content=b"hold"))
         await asyncio.wait_for(site.house.holds.wait(), 60)

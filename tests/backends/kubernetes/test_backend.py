@@ -58,7 +58,7 @@ def simulated_spec(**variables: str) -> PodResourceSpec:
 
 
 class World:
-    """A backend and its reports."""
+    """A Kubernetes backend under test, and the reports that it sends."""
 
     def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
         self.plane = plane
@@ -71,7 +71,7 @@ class World:
         self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
-        """Open another backend over the same folder, as after a crash of the daemon."""
+        """Open another backend over the backend's folder, as after a crash of the daemon."""
         await self.backend.close()
         self._open()
 
@@ -101,7 +101,7 @@ def devices(plane: Plane) -> list[list[str]]:
     ]
 
 
-async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
+async def test_a_pod_gets_the_devices_of_its_lease_in_the_order_of_the_lease(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     order = on(
         simulated_spec(), share("n2", "GPU-n2-3", "GPU-n2-1", cpu_milli=1500, memory_mib=512)
@@ -130,7 +130,7 @@ async def test_a_pod_requests_the_number_of_leased_gpus_on_counted_nodes(world):
     assert world.plane.all("ResourceClaim") == []
 
 
-async def test_all_pods_of_a_gang_start_and_end_together(world):
+async def test_all_pods_of_a_gang_start_at_the_same_time_and_end_at_the_same_time(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
     await world.backend.start(on(simulated_spec(), *gang))
@@ -143,7 +143,7 @@ async def test_all_pods_of_a_gang_start_and_end_together(world):
     assert world.pods() == []
 
 
-def test_pods_of_a_gang_name_their_pod_group_if_supported():
+def test_pods_of_a_gang_name_their_pod_group_if_the_cluster_supports_groups():
     order = on(simulated_spec(), share("n1"), share("n2"))
     wanted = pod_order(order.spec)
     made = start_objects(order, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
@@ -245,7 +245,7 @@ async def test_a_job_is_created_and_ends_with_its_pod(world):
         ),
     ],
 )
-async def test_specs_of_the_local_backend_become_pods(world, spec, said):
+async def test_the_kubernetes_backend_makes_pods_of_specs_for_the_local_backend(world, spec, said):
     world.plane.create(*dra_node("n1"))
     order = on(spec, share("n1", "GPU-n1-0", "GPU-n1-1"))
     ready = await world.backend.start(order)
@@ -305,7 +305,7 @@ async def test_the_report_says_how_a_pod_ended(world, variables, phase, said, co
     assert (stored.text, stored.over, stored.exit_code) == ("started\n", True, code)
 
 
-async def test_the_first_reader_of_an_output_gets_the_existing_part(world):
+async def test_the_first_reader_of_an_output_gets_the_output_so_far(world):
     world.plane.create(node("n1"))
     await world.backend.start(on(simulated_spec(), share("n1")))
     read = await world.backend.logs("a")

@@ -1,4 +1,4 @@
-"""Documents made from objects of a cluster, without a cluster."""
+"""Cluster documents made from objects of Kubernetes, without a control plane."""
 
 from typing import Any
 
@@ -113,7 +113,7 @@ def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     assert [each["id"] for each in found] == ["GPU-0"]
 
 
-def test_a_pool_counts_once_all_of_its_newest_slices_exist() -> None:
+def test_devices_of_a_pool_count_once_all_of_the_pools_newest_slices_exist() -> None:
     old = resource_slice("n1", [gpu(0, "GPU-0")])
     one = resource_slice("n1", [gpu(1, "GPU-1")], name="a", generation=2, slices=2)
     two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)
@@ -135,7 +135,7 @@ def test_a_pool_may_have_devices_of_several_nodes() -> None:
     }
 
 
-def test_devices_of_other_pods_are_taken_and_our_own_are_not() -> None:
+def test_devices_of_other_pods_count_as_taken_and_devices_of_our_own_pods_do_not() -> None:
     devices = published_devices(resource_slice("n1", [gpu(n, f"GPU-{n}") for n in range(4)]))
     claims = allocation(claim("theirs"), "gpu-0") | allocation(claim("c", labels=OURS), "gpu-1")
     claims |= allocation(claim("monitor"), "gpu-2", adminAccess=True)
@@ -158,7 +158,7 @@ def test_counted_use_of_other_pods_takes_unleased_devices() -> None:
     assert machine(node("n1", gpus=4), pods=pods)["used"]["gpus"] == ["1", "2"]
 
 
-def test_counts_of_mig_instances_and_time_slices_are_separate() -> None:
+def test_mig_instances_and_time_slices_are_counted_separately() -> None:
     sliced = node("n1", gpus=8, labels={"nvidia.com/gpu.replicas": "4"})
     assert machine(sliced, pods=[bound(pod("theirs", gpus=5))])["used"]["gpus"] == ["0", "1"]
     parts = node("n1", gpus=1, resources={"nvidia.com/mig-1g.10gb": 2})

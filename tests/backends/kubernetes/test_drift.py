@@ -1,4 +1,4 @@
-"""Drift: differences between leases and the state of the cluster."""
+"""Tests of drift, the differences between leases and the state of a Kubernetes cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An API server restarts, cuts connections or refuses: no pod is lost, none is created twice."""
+"""An API server restarts, cuts connections or refuses: no pod is lost or created twice."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class Gate:
         await self._client.close()
 
     def log_in_with(self, user: dict[str, Any]) -> None:
-        """Write the credentials of a user into the kubeconfig."""
+        """Write a user's credentials into the kubeconfig."""
         config = yaml.safe_load(self.kubeconfig.read_text())
         config["users"][0]["user"] = user
         self.kubeconfig.write_text(yaml.safe_dump(config))
@@ -141,7 +141,7 @@ class Load:
         self._more = asyncio.Event()
 
     async def more(self, count: int) -> None:
-        """Wait until `count` more workloads have started."""
+        """Wait until the load has started `count` more workloads."""
         enough = self.started + count
         async with asyncio.timeout(SEEN_SECONDS_MAX):
             while self.started < enough:
@@ -192,8 +192,8 @@ class Load:
             await asyncio.sleep(0.1)  # As above.
 
 
-def is_of(thing: dict[str, Any], workload: str) -> bool:
-    return thing["metadata"]["annotations"]["moorage.dev/workload"] == workload
+def is_of(document: dict[str, Any], workload: str) -> bool:
+    return document["metadata"]["annotations"]["moorage.dev/workload"] == workload
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ async def gate(nodes: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
 
 
 async def first_of(*tasks: Awaitable[None]) -> None:
-    """Wait until a task ends; a worker only ends by an error."""
+    """Wait until one of the tasks ends, which a worker does only by an error."""
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(each) for each in tasks], return_when=asyncio.FIRST_COMPLETED
     )
@@ -332,7 +332,7 @@ async def test_a_slow_etcd_loses_no_pod(fresh_plane, gate, tmp_path):
 
 
 async def test_after_a_partition_all_changes_are_applied(nodes, tmp_path, monkeypatch):
-    """The network drops all connections without notice to either end."""
+    """The network drops all connections, and neither end is told."""
     monkeypatch.setattr(watching, "WATCH_SECONDS", 4)
     monkeypatch.setattr(watching, "WATCH_SILENCE_SECONDS_MAX", 10.0)
     monkeypatch.setattr(connection, "CALL_SECONDS_MAX", 10.0)

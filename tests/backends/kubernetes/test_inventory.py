@@ -1,4 +1,4 @@
-"""The inventory of a real cluster: it follows every change, and outlives cuts and restarts."""
+"""The inventory of a real cluster follows every change, and outlives cuts and restarts."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,9 @@ async def test_every_change_is_followed(fresh_plane: Plane) -> None:
         await wait_nodes(inventory, lambda nodes: not nodes)
 
 
-async def test_use_by_other_pods_is_followed_and_by_our_own_is_not(fresh_plane: Plane) -> None:
+async def test_the_inventory_follows_use_by_other_pods_and_ignores_our_own_pods(
+    fresh_plane: Plane,
+) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 3))
     ours = {SERVER_LABEL: "ours"}
@@ -151,7 +153,7 @@ async def test_a_broken_watch_continues_at_its_last_version(
     await wire.cut()
 
 
-async def test_an_expired_watch_version_causes_a_new_list(
+async def test_after_an_expired_watch_version_the_inventory_lists_the_nodes_again(
     fresh_plane: Plane, tmp_path: Path
 ) -> None:
     plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)

@@ -1,4 +1,4 @@
-"""The accepted fields of a manifest, without a cluster."""
+"""Tests of the fields that a manifest may have, without a cluster."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_a_null_field_counts_as_missing(manifest: dict) -> None:
 
 
 @pytest.mark.parametrize("spec", [PodResourceSpec, JobResourceSpec])
-def test_a_manifest_cannot_exceed_the_limit_of_the_grace_period(
+def test_the_grace_period_of_a_manifest_cannot_exceed_the_limit(
     spec: type[PodResourceSpec],
 ) -> None:
     probe = {"exec": {"command": ["true"]}, "terminationGracePeriodSeconds": 3600}
@@ -128,7 +128,7 @@ def beside(*containers: dict[str, Any], **more: Any) -> PodResourceSpec:
     return PodResourceSpec(image="a", manifest=manifest)
 
 
-def test_a_container_without_devices_sees_none_whatever_its_image_says() -> None:
+def test_a_container_without_devices_sees_no_device_whatever_its_image_says() -> None:
     source = [{"configMapRef": {"name": "c"}}]
     sidecar = limited_container("proxy", restartPolicy="Always", envFrom=source)
     init = limited_container("fetch", env=[{"name": "A", "value": "b"}])
@@ -142,7 +142,7 @@ def test_a_container_without_devices_sees_none_whatever_its_image_says() -> None
     assert container(made)["env"][-4:] == VOID, "a lease of CPU has no GPU"
 
 
-def test_the_environment_of_a_container_with_devices_names_no_others() -> None:
+def test_the_environment_of_a_container_with_devices_names_no_other_devices() -> None:
     for prefix, fits in (("", False), ("NVIDIA_", False), ("AMD_VISIBLE", False), ("APP_", True)):
         source = {"prefix": prefix, "configMapRef": {"name": "c"}}
         spec = beside({"name": "main", "envFrom": [source]})

@@ -1,4 +1,4 @@
-"""Each law finds the defect that breaks it, and no other law does."""
+"""For each law, a history with one defect breaks this law and no other law."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
 def whole() -> FaultHistory:
-    """Return a correct history: server `a` grants two, `b` repeats one and grants another."""
+    """Return a correct history: server `a` grants two leases, `b` repeats one and grants one."""
     history = FaultHistory(
         sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
@@ -129,13 +129,15 @@ DEFECTS: list[tuple[str, Callable[[FaultHistory], None]]] = [
 
 
 @pytest.mark.parametrize(("law", "defect"), DEFECTS)
-def test_a_defect_is_found_by_its_law_alone(law: str, defect: Callable[[FaultHistory], None]):
+def test_a_history_with_one_defect_breaks_only_the_law_about_this_defect(
+    law: str, defect: Callable[[FaultHistory], None]
+):
     history = whole()
     defect(history)
     assert [name for name, found in violations(history).items() if found] == [law]
 
 
-def test_each_law_is_tested_with_a_defect():
+def test_each_law_has_a_history_that_breaks_it():
     assert {law for law, _ in DEFECTS} == LAWS.keys()
 
 
@@ -154,7 +156,7 @@ def test_concurrent_requests_may_be_granted_in_any_order():
     assert not any(violations(history).values())
 
 
-def test_an_answer_of_an_unknown_server_breaks_no_law():
+def test_an_answer_of_a_server_that_the_record_does_not_name_breaks_no_law():
     history = whole()
     change(history, 3, server="")
     assert not any(violations(history).values())

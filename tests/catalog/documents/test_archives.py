@@ -1,4 +1,4 @@
-"""Real policy archives: good ones are read, hostile ones are refused with the reason."""
+"""Good policy archives are read, and hostile archives are refused with the reason."""
 
 import io
 import lzma
@@ -18,7 +18,7 @@ POLICY = b"class AIOSv1PolicyRule: ...\n"
 
 
 def tar(members, mode="w:gz"):
-    """Pack `(name or TarInfo, content)` pairs."""
+    """Pack `(name or TarInfo, content)` pairs into a tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode) as archive:
         for name, content in members:
@@ -59,7 +59,7 @@ PACKERS = {
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_files_beside_the_entry_are_read(pack):
+def test_an_archive_may_have_files_beside_its_entry_file(pack):
     packed = pack(
         [
             ("code/function.py", POLICY),
@@ -76,7 +76,7 @@ def test_files_beside_the_entry_are_read(pack):
 
 
 @pytest.mark.parametrize("folder", ["", "code/", "mine/", "mine-main/code/"])
-def test_the_only_python_file_is_the_entry(folder):
+def test_the_only_python_file_of_an_archive_is_its_entry_file(folder):
     members = [(f"{folder}mine.py", POLICY), (f"{folder}requirements.txt", b"numpy")]
     packed = PACKERS["zip"](members)
     assert read_archive(packed) == {"function.py": POLICY, "requirements.txt": b"numpy"}
@@ -95,7 +95,7 @@ def test_a_python_file_outside_of_known_folders_is_refused(name):
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_an_entry_at_the_top_is_found_and_litter_ignored(pack):
+def test_an_entry_file_at_the_top_is_found_and_litter_is_ignored(pack):
     packed = pack(
         [
             ("./function.py", POLICY),
@@ -130,7 +130,7 @@ def test_backslashes_separate_paths_only_in_zip_files():
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_all_files_may_be_in_one_top_folder(pack):
+def test_all_files_of_an_archive_may_be_in_one_top_folder(pack):
     for root in ("policy-main/", "policy-main/code/", "code/code/"):
         packed = pack([(f"{root}function.py", POLICY), (f"{root}a/b.py", b"x")])
         assert read_archive(packed) == {"function.py": POLICY, "a/b.py": b"x"}, root
@@ -143,7 +143,7 @@ def test_all_files_may_be_in_one_top_folder(pack):
     assert "lies outside of code/" in refusal(pack(lost))
 
 
-def test_a_folder_path_out_of_the_archive_is_refused():
+def test_a_folder_with_a_path_out_of_the_archive_is_refused():
     folder = special("../outside", tarfile.DIRTYPE)
     assert "outside" in refusal(tar([("code/function.py", POLICY), (folder, b"")]))
     assert "outside" in refusal(zip_of([("code/function.py", POLICY), ("../outside/", b"")]))
@@ -203,7 +203,7 @@ def test_decompression_bombs_are_refused(pack):
 
 
 @pytest.mark.parametrize("pack", [tar, PACKERS["tar.xz"], zip_of], ids=["gz", "xz", "zip"])
-def test_small_bombs_are_refused_by_their_ratio(pack):
+def test_small_decompression_bombs_are_refused_by_their_ratio(pack):
     bomb = pack([("code/function.py", POLICY), ("code/zeros", bytes(4 * 1024 * 1024))])
     assert len(bomb) < 20_000
     assert "more than 200 times its size" in refusal(bomb)

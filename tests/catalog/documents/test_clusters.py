@@ -1,4 +1,4 @@
-"""Cluster documents: the fields that placement reads, the defaults, and the refusals."""
+"""Tests of cluster documents: the fields that placement reads, the defaults, the refusals."""
 
 import copy
 
@@ -42,7 +42,7 @@ def test_a_documented_cluster_becomes_a_model():
     assert found.gpus == (Gpu("0", "L4", 24), Gpu("1", "L4", 24))
 
 
-def test_model_reads_the_optional_fields_of_devices_and_nodes():
+def test_the_model_has_the_optional_fields_of_devices_and_nodes():
     devices = [
         {"id": "gpu-a", "linkGroup": "x", "numa": 1, "exclusive": True},
         {"gpu_id": 7, "nvlinkGroup": 2},

@@ -1,4 +1,4 @@
-"""Documents that can be stored."""
+"""Tests of the encoding of documents, and of the values that cannot be stored."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A policy's own examples: their place, their content, and when an answer matches one."""
+"""Tests of a policy's own examples: their place, content, and match with an answer."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_document_and_archive_may_both_have_examples():
     assert (second.request, second.input_data, second.parameters) == (None, [1], {"p": 1})
 
 
-def test_an_example_may_have_its_own_fleet_and_metrics():
+def test_an_example_of_a_policy_may_have_its_own_fleet_and_metrics():
     fleet = [{"id": "x", "nodes": {"nodeData": [NODE]}}]
     (example,) = read({"request": {}, "fleet": fleet, "metrics": [{"clusterId": "x"}]})
     assert [each.id for each in example.fleet] == ["x"]

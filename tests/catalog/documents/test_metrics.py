@@ -1,4 +1,4 @@
-"""Metrics documents: both spellings, and correct totals over nodes."""
+"""Tests of metrics documents: both spellings of fields, and correct totals over nodes."""
 
 import pytest
 
@@ -30,7 +30,7 @@ NODES = [
 ]
 
 
-def test_totals_are_computed_from_nodes():
+def test_totals_of_a_cluster_are_computed_from_its_nodes():
     totals = aggregate(NODES)
     assert totals["memory"] == {"freeMem": 400, "usedMem": 20, "averageUtil": 50}
     assert totals["vcpu"] == {"load1m": 2.0, "load5m": 2.0, "runningThreads": 6}
@@ -60,7 +60,7 @@ def test_both_spellings_of_the_node_list_are_accepted(name):
 
 
 @pytest.mark.parametrize("spelling", ["load5m", "load_5m"])
-def test_both_spellings_of_load_are_served(spelling):
+def test_a_metrics_document_has_both_spellings_of_the_load(spelling):
     given = {
         "clusterId": "c",
         "cluster": {"vcpu": {spelling: 4}},
@@ -72,7 +72,7 @@ def test_both_spellings_of_load_are_served(spelling):
     assert given["cluster"]["vcpu"] == {spelling: 4}
 
 
-def test_totals_are_computed_only_if_missing():
+def test_totals_are_computed_only_if_the_document_lacks_them():
     _, added = read_metrics_document({"clusterId": "c", "nodes": NODES})
     assert added["cluster"]["memory"]["freeMem"] == 400
     assert added["cluster"]["vcpu"]["load_1m"] == 2.0
@@ -91,7 +91,7 @@ def test_totals_are_computed_only_if_missing():
         ({"clusterId": "c", "cluster": 3}, "cluster"),
     ],
 )
-def test_a_refusal_names_each_wrong_field_of_metrics(given, field):
+def test_the_refusal_of_a_metrics_document_names_each_wrong_field(given, field):
     with pytest.raises(ServiceError) as caught:
         read_metrics_document(given)
     assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""PolicyRule documents: identity, checks without running code, requirements, digest."""
+"""Tests of PolicyRule documents: identity, checks without running code, requirements, digest."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_policies_are_written_in_python(kind):
 
 
 @pytest.mark.parametrize("login", ["user:pw@", "user@", "a%40b:c@d@", ":@", ""])
-def test_stored_urls_have_no_credentials(login):
+def test_the_urls_of_stored_policies_have_no_credentials(login):
     given = {**GIVEN, "code": f"HTTPS://{login}code.example:1/a@b?c=@"}
     assert complete_policy_document(given)["code"] == "HTTPS://code.example:1/a@b?c=@"
 
@@ -95,7 +95,7 @@ def test_stored_urls_have_no_credentials(login):
         ({"description": 1}, Code.BAD_MESSAGE, "description"),
     ],
 )
-def test_a_refusal_names_each_wrong_field_of_a_policy(change, code, field):
+def test_the_refusal_of_a_policy_document_names_each_wrong_field(change, code, field):
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({**GIVEN, **change})
     assert (caught.value.code, caught.value.field) == (code, field)
@@ -159,7 +159,7 @@ def test_each_unmet_requirement_is_reported_with_its_line(line):
     assert warning.startswith(f"requirements.txt line 2: {line!r} is not available to policies")
 
 
-def test_of_many_unmet_requirements_the_rest_is_counted():
+def test_of_many_unmet_requirements_the_first_are_named_and_the_rest_is_counted():
     files = {**FILES, "requirements.txt": b"torch\n" * 1100}
     warnings = make_prepared(complete_policy_document(GIVEN), files).warnings
     assert len(warnings) == 22

@@ -1,4 +1,4 @@
-"""Packages and versions that `requirements.txt` may name."""
+"""Tests of the packages and versions that `requirements.txt` of a policy may name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The schemas of a policy: malformed parts cause warnings, the others apply to every call."""
+"""Malformed parts of a policy's schemas cause warnings; all other parts apply to every call."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_policy_without_schema_fields_has_no_schemas():
     assert prepare(policy_input_schema={}, management_commands_schema=[]).schemas is None
 
 
-def test_defaults_of_the_schema_complete_those_of_the_document():
+def test_defaults_of_the_schema_complete_the_defaults_of_the_document():
     record = prepare(
         policy_parameters_schema={"size": SIZE, "zone": ZONE, "more": {"type": "any"}},
         policy_parameters={"more": 1},
@@ -51,7 +51,7 @@ def test_defaults_of_the_schema_complete_those_of_the_document():
     assert record.document["policy_parameters"] == {"more": 1}, "the document is unchanged"
 
 
-def test_another_schema_is_another_policy():
+def test_a_policy_with_another_schema_is_another_policy():
     assert prepare().ref.digest != prepare(policy_input_schema={"a": SIZE}).ref.digest
     assert prepare().ref.digest == prepare(policy_input_schema={}).ref.digest
 
@@ -90,7 +90,7 @@ def test_another_schema_is_another_policy():
     ],
 )
 def test_malformed_parts_are_stored_with_a_warning(more, field):
-    """Other servers read no schemas, so existing documents have malformed ones."""
+    """Other servers read no schemas, so existing documents have malformed schemas."""
     found = prepare_policy(**more)
     (warning,) = found.warnings
     assert warning.startswith(f"{field}: expected ")
@@ -126,7 +126,7 @@ def test_inputs_are_checked_and_completed():
     assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
 
 
-def test_a_caller_must_give_values_without_a_default():
+def test_a_caller_must_give_the_values_that_have_no_default():
     found = schemas(
         policy_parameters_schema={"size": SIZE, "zone": ZONE},
         policy_settings_schema={"zone": ZONE},

@@ -1,4 +1,4 @@
-"""Sources of a policy's code: text, archives in text, paths, and real HTTP."""
+"""Tests of the sources of a policy's code: text, archives in text, paths, and real HTTP."""
 
 import asyncio
 import base64
@@ -77,18 +77,18 @@ def test_damaged_code_is_refused(code):
     assert refusal(CodeSources().files, code, None).code is Code.BAD_POLICY
 
 
-def test_a_path_is_refused_if_no_folder_is_configured():
+def test_a_path_to_code_is_refused_if_no_folder_of_code_is_configured():
     fault = refusal(CodeSources().files, "/etc/passwd", None)
     assert "has no `policy_code_root`" in fault.reason
 
 
 @pytest.mark.parametrize("text", ["x = = 1", "# hi", "x=1", "<html>", '{"a": 1}', "import os"])
-def test_one_line_of_text_is_source_text_even_if_invalid(text):
+def test_a_single_line_of_code_counts_as_source_text_even_if_its_syntax_is_wrong(text):
     assert CodeSources().files(text, None) == {"function.py": text.encode()}
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
-def test_urls_of_other_schemes_are_refused(url):
+def test_urls_of_code_with_another_scheme_than_http_and_https_are_refused(url):
     fault = refusal(CodeSources().files, url, None)
     assert f"code cannot be read from {url.partition(':')[0]}:// URLs" in fault.reason
 
@@ -212,7 +212,7 @@ async def test_code_may_always_come_from_the_policy_stores_host(host):
     assert (await fetch_refusal(code, store="policies.example")).code is Code.BAD_POLICY
 
 
-async def test_credentials_are_sent_and_never_shown(host, caplog):
+async def test_credentials_of_a_url_are_sent_and_never_shown(host, caplog):
     url = host.replace("://", "://user:p%40w@")
     fetcher = CodeSources(hosts=HERE)
     with caplog.at_level("DEBUG"):
@@ -234,7 +234,7 @@ async def test_credentials_are_sent_and_never_shown(host, caplog):
     assert "p@w" not in caplog.text
 
 
-async def test_urls_that_do_not_serve_code_are_refused(host):
+async def test_a_url_of_code_that_answers_without_code_is_refused(host):
     async def fault(code):
         return await fetch_refusal(code, hosts=HERE)
 
@@ -304,7 +304,9 @@ class Resolver:
         return [(*kind, (address, port)) for address in self.answers.pop(0)]
 
 
-async def test_a_host_is_resolved_once_and_only_that_address_is_used(server, monkeypatch):
+async def test_a_host_is_resolved_once_and_the_download_uses_only_the_resolved_address(
+    server, monkeypatch
+):
     resolver = Resolver(["127.0.0.2", "127.0.0.1"], ["169.254.169.254"])
     monkeypatch.setattr(socket, "getaddrinfo", resolver)
     fetcher = CodeSources(hosts=frozenset({"code.example"}))
@@ -354,7 +356,7 @@ async def test_an_answer_that_is_not_http_is_not_quoted():
 
 @pytest.fixture
 def tls(tmp_path, monkeypatch):
-    """A certificate for the name `localhost`, which is trusted here."""
+    """A certificate for the name `localhost`, which the test trusts."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)

@@ -1,4 +1,4 @@
-"""PUT requests change stored documents."""
+"""Tests of the changes that PUT requests make to stored documents."""
 
 import copy
 
@@ -30,13 +30,13 @@ OLD = {"id": "c", "a": {"b": {"c": 1}, "list": [{"x": 1}, {"x": 2}]}, "tags": ["
         ({"$set": {"n": 1}, "$unset": {"a": 1, "tags": 1}}, {"id": "c", "n": 1}),
     ],
 )
-def test_changes_are_applied_to_a_copy(change, expected):
+def test_update_operators_change_a_copy_of_the_document(change, expected):
     before = copy.deepcopy(OLD)
     assert apply_change(OLD, change) == expected
     assert before == OLD
 
 
-def test_paths_reach_into_lists():
+def test_paths_of_update_operators_reach_into_lists():
     changed = apply_change(OLD, {"$set": {"a.list.1.x": 9}})
     assert changed["a"]["list"] == [{"x": 1}, {"x": 9}]
     emptied = apply_change(OLD, {"$unset": {"a.list.0": "", "a.list.1.x": ""}})

@@ -1,4 +1,4 @@
-"""Machines that join a cluster at the same time are all in it afterwards."""
+"""All machines that join a cluster at the same time are in its document afterwards."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ async def test_machines_that_join_at_the_same_time_are_all_registered(clusters):
     assert (document["nodes"]["count"], document["vcpus"]["count"]) == (16, 16 * 8)
 
 
-async def test_leaving_machines_do_not_remove_joining_ones(clusters):
+async def test_machines_that_leave_do_not_remove_machines_that_join(clusters):
     await clusters.add_nodes("farm", farm(*(machine(f"old{number}") for number in range(8))))
     changes = []
     for number in range(8):

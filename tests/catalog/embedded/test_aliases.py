@@ -1,4 +1,4 @@
-"""Aliases: the version that each one means, their history, and their fallbacks."""
+"""Tests of aliases: the version that an alias means, its history, and its fallbacks."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def ways(alias: Alias) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "name"), [("r", "r:stable"), ("a.b-c:x+1", "a.b-c:x+1"), ("_r:v1.0", "_r:v1.0")]
 )
-def test_a_bare_name_means_its_stable_alias(given: str, name: str) -> None:
+def test_the_bare_name_of_a_policy_means_its_stable_alias(given: str, name: str) -> None:
     assert alias_name(given) == name
     assert name_of(name) == given.partition(":")[0]
 
@@ -43,7 +43,7 @@ def test_an_alias_cannot_look_like_a_version_or_be_empty(given: str) -> None:
     assert (refused.value.code, refused.value.field) == (Code.BAD_MESSAGE, "alias")
 
 
-def test_fallbacks_are_good_versions_then_untried_never_failing_ones() -> None:
+def test_fallbacks_are_good_versions_first_and_then_untried_versions_that_never_failed() -> None:
     alias = Alias("r:stable", "r:1-x")
     for version, standing in (
         ("r:2-x", "good"),
@@ -74,7 +74,7 @@ def test_a_version_with_changed_content_is_not_a_proven_fallback() -> None:
     assert again.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
 
 
-def test_the_history_is_bounded() -> None:
+def test_the_history_of_an_alias_is_bounded() -> None:
     alias = Alias("r:stable", "r:0-x")
     for number in range(HISTORY_MAX + 5):
         alias = swap(alias, f"r:{number}-x", "good")
@@ -82,7 +82,7 @@ def test_the_history_is_bounded() -> None:
     assert alias.history[-1].version == f"r:{HISTORY_MAX + 4}-x"
 
 
-async def test_a_change_is_durable_before_it_is_reported(tmp_path) -> None:
+async def test_a_change_of_an_alias_is_durable_before_watchers_learn_of_it(tmp_path) -> None:
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     made = Alias("r:stable", "r:1-x", Canary("r:2-x", 5.0), "r:3-x")

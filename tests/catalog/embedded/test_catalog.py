@@ -1,4 +1,4 @@
-"""The embedded catalog, on a SQLite file and a PostgreSQL: services, hot path, restarts."""
+"""Tests of the embedded catalog, on SQLite and PostgreSQL: services, quick reads, restarts."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def metrics(name, free=5):
 
 
 class Opened:
-    """A catalog that can be closed and opened again, and the changes it reported."""
+    """A catalog that can be closed and opened again, and the changes that it reported."""
 
     def __init__(self, place):
         self.place = place
@@ -174,7 +174,7 @@ async def test_if_two_tenants_register_one_cluster_one_of_them_fails(catalog):
     assert catalog.memory.owner("c1") == "ann"
 
 
-async def test_changing_a_passed_document_does_not_change_the_catalog(catalog):
+async def test_a_change_of_the_callers_document_does_not_change_the_catalog(catalog):
     document = cluster("c1", tags=["a"])
     await catalog.clusters.create(document)
     document["tags"].append("b")
@@ -210,7 +210,7 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
     await catalog.close()
 
 
-async def test_a_cancelled_change_leaves_memory_and_disk_equal(open_place):
+async def test_after_a_cancelled_change_memory_and_disk_are_equal(open_place):
     creating = asyncio.create_task(open_place.catalog.clusters.create(cluster("c1")))
     await asyncio.sleep(0)  # The change has submitted its job.
     creating.cancel()
@@ -314,7 +314,7 @@ def unpack(blobs):
     return [(name, version, msgspec.msgpack.decode(blob)) for name, version, blob in blobs]
 
 
-async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
+async def test_blobs_for_cells_have_the_documents_with_their_metrics_and_versions(catalog):
     one = await catalog.clusters.create(cluster("c1"))
     two = await catalog.clusters.create(cluster("c2"))
     first = unpack(catalog.memory.blobs(["c2", "nobody", "c1"]))
@@ -335,7 +335,7 @@ async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
     assert (later > version, content["cluster_metrics"]) == (True, None)
 
 
-async def test_packed_documents_equal_the_documents_of_get(catalog):
+async def test_the_packed_documents_equal_the_documents_that_get_returns(catalog):
     assert catalog.memory.packed("cluster", ["c1"]) == {}
     await catalog.clusters.create(cluster("c1"))
     await catalog.metrics.put(metrics("c1"))

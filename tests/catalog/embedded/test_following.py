@@ -1,4 +1,4 @@
-"""A catalog that another process writes: the follower applies each change, record by record."""
+"""The follower of a catalog that another process writes applies each change, by record."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -39,7 +39,7 @@ async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]
     return [*found, *lives, *[await blocks.query(kind, {}) for kind in ("block", "block_metrics")]]
 
 
-async def test_a_follower_applies_each_change(writer: Catalog) -> None:
+async def test_a_catalog_that_follows_another_applies_each_change(writer: Catalog) -> None:
     store = writer.executors._store  # Another process reads the same file.
     aliases, blocks = Aliases(store), EmbeddedBlocks(store)
     memory = Memory(aliases)
@@ -85,7 +85,7 @@ async def test_a_follower_applies_each_change(writer: Catalog) -> None:
     assert not memory.clusters
 
 
-async def test_a_follower_of_a_catalog_becomes_its_writer(place) -> None:
+async def test_a_catalog_that_follows_another_can_become_its_writer(place) -> None:
     written = await open_catalog(place.records())
     await written.clusters.create(cluster("a"), "ann")
     followed = await open_catalog(place.followed(), follows=True)

@@ -1,4 +1,4 @@
-"""The history of a policy: stored with each change, and bounded."""
+"""The history of a policy is stored with each change, and bounded."""
 
 import contextlib
 import sqlite3
@@ -42,7 +42,7 @@ async def test_the_history_has_author_and_time_of_every_change(catalog):
     assert times == sorted(times)
 
 
-async def test_a_refused_change_is_not_in_the_history(catalog):
+async def test_a_refused_change_is_not_in_the_history_of_a_policy(catalog):
     await publish(catalog)
     with pytest.raises(ServiceError):
         await publish(catalog, "bob", policy_parameters={"p": 1})
@@ -57,7 +57,7 @@ async def test_an_unknown_policy_has_no_history(catalog):
     assert caught.value.code is Code.UNKNOWN_POLICY
 
 
-async def test_the_history_survives_a_restart(catalog, tmp_path):
+async def test_the_history_of_a_policy_survives_a_restart(catalog, tmp_path):
     await publish(catalog)
     await catalog.policies.delete(URI, "dan")
     await catalog.close()
@@ -66,7 +66,7 @@ async def test_the_history_survives_a_restart(catalog, tmp_path):
     await again.close()
 
 
-async def test_the_first_change_stays_however_many_follow(tmp_path):
+async def test_the_history_keeps_the_first_change_of_a_policy_however_many_follow(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     def work(database):
@@ -82,7 +82,7 @@ async def test_the_first_change_stays_however_many_follow(tmp_path):
     assert changes[-1]["who"] == str(history.CHANGES_MAX + 4)
 
 
-async def test_names_of_changed_fields_are_bounded(tmp_path):
+async def test_the_history_bounds_the_names_of_changed_fields(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     fields = tuple(f"{number}" * 1_000_000 for number in range(9)) + ("f",) * 1_000
 
@@ -94,7 +94,7 @@ async def test_names_of_changed_fields_are_bounded(tmp_path):
     await store.close()
 
 
-async def test_the_tenant_with_most_histories_loses_its_oldest_one_without_a_policy(tmp_path):
+async def test_the_tenant_with_most_histories_loses_its_oldest_history_without_a_policy(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     async def add(tenant, *uris, live=False):

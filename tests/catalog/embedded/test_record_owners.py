@@ -25,7 +25,7 @@ class Catalog:
         self.records = self.bytes = 0
 
     def put(self, owner, size=1, name=None):
-        """Store a cluster; a failure undoes it."""
+        """Store a cluster; after a failure, the cluster is not stored."""
         self.owners.begin()
         self.records, self.bytes = self.records + 1, self.bytes + size
         usage = {"cluster": (self.records, self.bytes), "history": (1, STORE_BYTES_MAX)}
@@ -47,7 +47,7 @@ def fill(catalog, owner, size=1):
     return many, error
 
 
-def test_one_tenant_may_fill_the_catalog_and_others_still_get_a_part():
+def test_one_tenant_may_fill_the_catalog_and_other_tenants_still_get_a_part():
     catalog = Catalog()
     many, error = fill(catalog, "mallory")
     assert many == CLUSTERS_MAX
@@ -60,7 +60,7 @@ def test_one_tenant_may_fill_the_catalog_and_others_still_get_a_part():
     assert catalog.records == CLUSTERS_MAX + CLUSTERS_MAX // OVERFLOW_SHARE
 
 
-def test_bytes_are_bounded_in_the_same_way():
+def test_bytes_of_records_are_bounded_with_a_part_for_tenants_with_few_bytes():
     catalog, size = Catalog(), STORE_BYTES_MAX // 64
     many, error = fill(catalog, "mallory", size)
     assert many == 64
@@ -92,7 +92,7 @@ async def test_owners_outlast_a_restart_and_deletions_make_room(tmp_path):
     await catalog.close()
 
 
-async def test_contexts_of_one_tenant_leave_room_for_those_of_others(catalog):
+async def test_contexts_of_one_tenant_leave_room_for_contexts_of_other_tenants(catalog):
     await catalog.contexts.save(((f"p{n}", "mallory"), 0, b"x") for n in range(CONTEXTS_MAX + 9))
     await catalog.contexts.save([(("p", "bob"), 0, b"x"), (("p0", "mallory"), 1, b"y")])
     found = {key: packed for key, _, packed in await catalog.contexts.load()}
@@ -100,7 +100,7 @@ async def test_contexts_of_one_tenant_leave_room_for_those_of_others(catalog):
     assert (found["p", "bob"], found["p0", "mallory"]) == (b"x", b"y")
 
 
-async def test_a_tenant_that_floods_the_catalog_does_not_hold_up_another(tmp_path):
+async def test_a_tenant_that_floods_the_catalog_does_not_hold_up_another_tenant(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     holding, done = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""The store: transactions, order, limits counted by the database, and a clean end."""
+"""Tests of the document store: transactions, order, limits in the database, and a clean end."""
 
 import asyncio
 import sqlite3
@@ -29,7 +29,7 @@ async def test_records_survive_closing_the_store(place):
     await second.close()
 
 
-async def test_usage_follows_every_change(store):
+async def test_the_usage_of_the_catalog_follows_every_change(store):
     def change(db):
         db.put("cluster", StoredRow("a", b"12345"))
         db.put("cluster", StoredRow("b", b"123"))
@@ -42,7 +42,7 @@ async def test_usage_follows_every_change(store):
     assert (found["cluster"], found["policy"]) == ((1, 1), (1, 3))
 
 
-async def test_a_job_that_raises_changes_nothing(store):
+async def test_a_job_of_the_store_that_raises_changes_nothing(store):
     def put_and_raise(db):
         db.put("cluster", StoredRow("a", b"1"))
         raise KeyError("no")
@@ -96,7 +96,7 @@ async def test_more_jobs_than_the_queue_holds_are_refused(store):
     await asyncio.gather(first, *tasks)
 
 
-async def test_close_finishes_accepted_jobs_and_refuses_later_ones(tmp_path):
+async def test_close_of_the_store_finishes_accepted_jobs_and_refuses_later_jobs(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     accepted = asyncio.create_task(store.run(lambda db: db.put("cluster", StoredRow("a", b"1"))))
     await asyncio.sleep(0)

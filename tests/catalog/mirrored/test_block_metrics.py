@@ -1,4 +1,4 @@
-"""Block metrics of an external service, over a socket: its requests, and how old answers may be."""
+"""Tests of block metrics of an external service: the requests, and the age of answers."""
 
 import pytest
 from faulty_service import FaultyService, answer, hang_up
@@ -25,7 +25,7 @@ async def faulty():
 
 @pytest.fixture
 async def open_catalogs(tmp_path, faulty):
-    """Open catalogs that have the same two blocks, each with other bounds of age."""
+    """Open catalogs that have two equal blocks, and different bounds of age."""
     catalogs = []
 
     async def open_one(fresh_seconds=3600.0):
@@ -62,7 +62,7 @@ async def slow_blocks(blocks):
     return await blocks.matching(request), warnings
 
 
-async def test_metrics_are_read_once_and_again_when_too_old(faulty, open_catalogs):
+async def test_metrics_are_read_once_and_read_again_when_they_are_too_old(faulty, open_catalogs):
     blocks = await open_catalogs()
     assert await slow_blocks(blocks) == (["busy"], [])
     faulty.behave = answer([IDLE])
@@ -96,7 +96,9 @@ async def test_a_failing_service_yields_no_metrics_and_a_warning(faulty, open_ca
     assert "null" in warning
 
 
-async def test_one_invalid_document_does_not_affect_the_others(faulty, open_catalogs):
+async def test_one_invalid_document_of_a_service_does_not_affect_other_documents(
+    faulty, open_catalogs
+):
     nested = 1
     for _ in range(70):
         nested = [nested]
@@ -117,7 +119,7 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, open_cata
     assert await blocks.query("block_metrics", {}) == [IDLE]
 
 
-async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, open_catalogs):
+async def test_metrics_are_read_by_get_if_the_service_has_no_post(faulty, open_catalogs):
     async def behave(request, writer):
         reply = answer({}, 405) if request.method == "POST" else answer([BUSY])
         await reply(request, writer)
@@ -130,7 +132,7 @@ async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, open_catalogs
         await (await open_catalogs()).get("block_metrics", "busy")
 
 
-async def test_documents_of_a_service_cannot_be_changed_here(faulty, open_catalogs):
+async def test_the_catalog_refuses_changes_of_documents_of_a_service(faulty, open_catalogs):
     blocks = await open_catalogs()
     for refused in (
         blocks.put_metrics(BUSY),

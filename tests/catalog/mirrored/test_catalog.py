@@ -1,4 +1,4 @@
-"""The mixed catalog: mirrors of external services over real sockets, and the age of their data."""
+"""Tests of a catalog that mirrors external services over sockets, and of the age of its data."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ async def site():
 
 
 class Opened:
-    """Opens mixed catalogs and closes them all; collects what they report."""
+    """Opens mixed catalogs, closes them at the end, and collects their reports."""
 
     def __init__(self, path):
         self.path = path
@@ -220,7 +220,7 @@ async def test_simultaneous_requests_share_their_queries(site, open_place):
     assert site.count("/cluster/query") <= 2
 
 
-async def test_a_cancelled_caller_does_not_disturb_the_others(site, open_place):
+async def test_a_cancelled_caller_does_not_disturb_callers_that_share_its_query(site, open_place):
     catalog = await open_place.open(site, "metrics clusters")
     first = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     second = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
@@ -236,7 +236,7 @@ PARTS = ["clusters", "metrics", "policies", "clusters metrics", "metrics policie
 
 
 @pytest.mark.parametrize("parts", PARTS)
-async def test_any_part_may_be_external_or_embedded(site, open_place, parts):
+async def test_each_part_of_the_catalog_may_be_external_or_embedded(site, open_place, parts):
     catalog = await open_place.open(site, parts)
     document = {"policy_rule_uri": URI, "code": POLICY}
     writes = {
@@ -357,7 +357,7 @@ async def test_a_server_starts_without_its_registry_and_finds_it_later(site, ope
     assert catalog.freshness.registry_known
 
 
-async def test_unusable_documents_are_reported_and_leave_the_good_one(site, open_place):
+async def test_unusable_documents_are_reported_and_the_usable_document_stays(site, open_place):
     site.clusters["bad"] = {**cluster("bad"), "nodes": 7}
     catalog = await open_place.open(site, "clusters", cluster_refresh_seconds=0.05)
     (warning,) = await have(catalog, ["a", "bad"])
@@ -390,7 +390,9 @@ async def test_metrics_older_than_the_limit_are_read_again(site, open_place):
     assert kinds.count(MetricsDeleted) == 1
 
 
-async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, open_place):
+async def test_metrics_that_cannot_be_read_are_null_and_no_request_waits_for_them_twice(
+    site, open_place
+):
     catalog = await open_place.open(
         site, "clusters metrics", metrics_fresh_seconds=0.0, timeout_seconds=0.2
     )
@@ -465,7 +467,7 @@ async def test_metrics_of_unknown_clusters_are_not_remembered(site, open_place):
 # Policies ----------------------------------------------------------------------------------------
 
 
-async def test_policies_are_read_again_and_changes_applied(site, open_place):
+async def test_policies_are_read_again_and_their_changes_are_applied(site, open_place):
     catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == []
     first = catalog.memory.policy(URI)
@@ -511,7 +513,7 @@ async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, open
     assert "now it is known" in (await reply(catalog))[0]
 
 
-async def test_a_known_policy_is_used_while_its_store_is_away(site, open_place):
+async def test_a_policy_that_was_read_is_used_while_its_store_is_away(site, open_place):
     catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
     await have(catalog, ())
     site.behave = hang_up
@@ -540,7 +542,7 @@ async def test_a_known_policy_is_used_while_its_store_is_away(site, open_place):
         ({"code": POLICY, "policy_rule_uri": "x:1-y"}, Code.UNAVAILABLE, "another policy than"),
     ],
 )
-async def test_policies_that_cannot_be_used_are_refused_as_uploads_are(
+async def test_policies_of_a_store_that_cannot_be_used_are_refused_as_uploads_are(
     site, open_place, document, code, what
 ):
     catalog = await open_place.open(site, "policies")

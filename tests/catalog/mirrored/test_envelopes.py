@@ -21,7 +21,7 @@ from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer
     "body",
     ['[{"id":"a"}]', '{"id":"a"}', '{"success":true,"data":[{"id":"a"}]}', ' [{"id":"a"}] '],
 )
-def test_documents_may_be_bare_single_or_enveloped(body):
+def test_a_service_may_send_documents_bare_or_single_or_in_an_envelope(body):
     assert [bytes(raw) for raw in documents_of(ServiceReply(200, body.encode()))] == [b'{"id":"a"}']
 
 

@@ -1,4 +1,4 @@
-"""Metrics from a Prometheus server: a small one that misbehaves, and the real one of Debian."""
+"""Tests of metrics from two Prometheus servers: a small one that misbehaves, and a real one."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def vector(*series):
 
 
 class Small(Site):
-    """An HTTP server that answers queries as a test orders."""
+    """An HTTP server that answers queries of Prometheus as a test orders."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -84,7 +84,7 @@ def device(gpu="0", node="a", site="lab"):
     return {"gpu": gpu, "Hostname": node, "cluster": site}
 
 
-async def test_a_round_sends_a_fixed_number_of_queries(small, catalog):
+async def test_a_round_of_reading_prometheus_sends_a_fixed_number_of_queries(small, catalog):
     names = [f"n{number}" for number in range(50)]
     await catalog.clusters.create(cluster("large", *names))
     rows = [(device(gpu, node, "large"), "7") for node in names for gpu in "01"]
@@ -128,7 +128,9 @@ async def test_values_that_are_not_finite_numbers_are_left_out(small, catalog):
         ),
     ],
 )
-async def test_a_bad_answer_is_reported_once_and_the_last_values_stay(small, catalog, answer, said):
+async def test_after_a_bad_answer_of_prometheus_the_last_values_stay_and_a_report_is_made_once(
+    small, catalog, answer, said
+):
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector((device(), "7"))
     async with polling(catalog, small.url) as (poller, outcome):
         await poller.poll()
@@ -169,7 +171,7 @@ async def test_metrics_that_clients_posted_are_not_changed(small, catalog):
     assert outcome == ["it has no series of the DCGM exporter and of the node exporter"]
 
 
-async def test_a_closed_poller_stops_at_once(small, catalog):
+async def test_a_closed_reader_of_prometheus_stops_at_once(small, catalog):
     async with polling(catalog, small.url, interval_seconds=3600) as (poller, _):
         running = asyncio.create_task(poller.run())
         async with asyncio.timeout(SECONDS_MAX):
@@ -263,7 +265,7 @@ def prometheus(tmp_path, exporter) -> Iterator[Prometheus]:
 
 
 async def until(http, is_so):
-    """Return the metrics document of the lab as soon as it meets a condition."""
+    """Return the metrics document of the cluster `lab` as soon as it meets a condition."""
     last = None
     async with asyncio.timeout(SECONDS_MAX):
         while True:
@@ -293,7 +295,9 @@ async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_p
     with daemon(environment=settings) as running:
         async with httpx.AsyncClient(base_url=running.http, timeout=SECONDS_MAX) as http:
             (await http.post("/clusters", json=cluster())).raise_for_status()
-            found = await until(http, lambda it: it["nodes"][0].get("gpu", {}).get("totalMem"))
+            found = await until(
+                http, lambda document: document["nodes"][0].get("gpu", {}).get("totalMem")
+            )
             (tree,) = found["nodes"]
             assert tree["gpus"][0] == {
                 "gpu_id": 0,
@@ -307,14 +311,16 @@ async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_p
             }
             assert found["cluster"]["gpu"]["totalFreeMem"] == 6144
             exporter.used.labels("0", "GPU-0", "nvidia0", "NVIDIA A100-SXM4-80GB", "a").set(2048)
-            found = await until(http, lambda it: it["nodes"][0]["gpus"][0]["usedMem"] == 2048)
-            found = await until(http, lambda it: "memory" in it["nodes"][0])
+            found = await until(
+                http, lambda document: document["nodes"][0]["gpus"][0]["usedMem"] == 2048
+            )
+            found = await until(http, lambda document: "memory" in document["nodes"][0])
             assert found["nodes"][0]["memory"]["freeMem"] == 6144
             assert found["nodes"][0]["vcpu"]["load_5m"] == 1.5
             assert not found["stale"]
 
             exporter.stop()
-            found = await until(http, lambda it: it["stale"])
+            found = await until(http, lambda document: document["stale"])
             assert found["nodes"][0]["gpus"][0]["usedMem"] == 2048
             await until_up(http, "1.0")
 

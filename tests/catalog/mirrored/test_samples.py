@@ -1,4 +1,4 @@
-"""From samples to metrics documents, without a server."""
+"""Tests of the metrics documents that are made from samples of Prometheus, without a server."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def store(document):
     return {cluster_id: stored}
 
 
-def test_every_query_is_sent_once():
+def test_each_query_to_prometheus_is_sent_once():
     assert len(set(QUERIES)) == len(QUERIES) == 17
 
 
@@ -187,7 +187,7 @@ def test_samples_without_a_cluster_are_reported():
 # Ages --------------------------------------------------------------------------------------------
 
 
-def test_old_samples_are_marked_and_have_no_part_in_the_totals():
+def test_old_samples_are_marked_as_stale_and_have_no_part_in_the_totals():
     composed = round_of(
         dcgm("0"),
         make_sample("gpu", NOW - 121),
@@ -217,7 +217,7 @@ def test_a_node_that_vanished_keeps_its_values_until_they_are_marked_as_stale():
     assert round_of(known=store(late), now=NOW + 500).documents == []
 
 
-def test_a_node_without_one_exporters_values_is_stale():
+def test_a_node_without_the_values_of_one_exporter_is_stale():
     known = store(only(round_of(dcgm("0"), host("a:9100", **MEMORY))))
     later = NOW + 300
     fresh = make_sample("host", later)

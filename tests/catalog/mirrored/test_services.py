@@ -1,4 +1,4 @@
-"""External services one by one, over real sockets, with a client that checks every answer."""
+"""Tests of the client of each external service, over real sockets: it checks every answer."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ async def service(faulty):
 
 
 async def unavailable(asking):
-    """Return the refusal of a call, which must come within the time limit."""
+    """Return the refusal of a call as unavailable, which must come within the time limit."""
     async with asyncio.timeout(30):
         with pytest.raises(ServiceError) as caught:
             await asking
@@ -113,7 +113,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("behave", "what", "requests"), FAILURES.values(), ids=FAILURES)
-async def test_every_failure_is_one_bounded_refusal(faulty, service, behave, what, requests):
+async def test_each_failure_of_a_service_is_one_refusal_of_bounded_length(
+    faulty, service, behave, what, requests
+):
     faulty.behave = behave
     reason = await unavailable(ClusterRegistry(service).named(["a"]))
     assert reason.startswith(f"The cluster registry at {faulty.url} ")
@@ -179,7 +181,7 @@ async def test_a_service_client_reuses_its_connection(faulty, service):
     ("user", "header"),
     [("ann:s3cret", "Basic YW5uOnMzY3JldA=="), ("bearer:s3cret", "Bearer s3cret")],
 )
-async def test_credentials_are_sent_and_never_shown(faulty, user, header):
+async def test_credentials_of_a_url_are_sent_and_never_shown(faulty, user, header):
     service = Service("cluster registry", faulty.url.replace("//", f"//{user}@"), SECONDS)
     await ClusterRegistry(service).named(["a"])
     assert faulty.requests[0].headers["authorization"] == header
@@ -190,7 +192,7 @@ async def test_credentials_are_sent_and_never_shown(faulty, user, header):
     await service.close()
 
 
-async def test_a_closed_service_refuses(service):
+async def test_a_closed_service_client_refuses_requests(service):
     await service.close()
     with pytest.raises(ServiceError) as caught:
         await service.ask(ServiceRequest("GET", "/"), lambda reply: reply)
@@ -198,7 +200,7 @@ async def test_a_closed_service_refuses(service):
 
 
 @pytest.mark.parametrize("stall", [silence, fall_silent])
-async def test_a_list_that_stalls_once_is_requested_again_soon(faulty, stall):
+async def test_a_request_for_the_registry_that_stalls_once_is_repeated_soon(faulty, stall):
     behaviours = [stall, answer([cluster("a")])]
 
     async def worse_first(request, writer):
@@ -237,7 +239,7 @@ async def test_a_failing_service_gets_no_requests_and_then_a_probe(faulty, servi
     assert len(faulty.requests) == before + 1
 
 
-def test_the_breaker_opens_after_failures_and_allows_a_probe_after_a_pause():
+def test_the_breaker_of_a_service_opens_after_failures_and_allows_a_probe_after_a_pause():
     breaker = Breaker()
     for _ in range(FAILURES_MAX):
         assert breaker.wait_seconds(0) == 0
@@ -317,7 +319,7 @@ def nest(depth):
     return value
 
 
-async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
+async def test_one_invalid_document_of_a_service_does_not_affect_other_documents(faulty, service):
     bad = {
         "shape": {**cluster("shape"), "nodes": 7},
         "../x": cluster("../x"),
@@ -408,7 +410,7 @@ async def test_a_missing_policy_is_not_found_with_any_status(faulty, service, st
     assert await PolicyStore(service).get(URI, "") == Denied(status, "Policy not found")
 
 
-async def test_another_policy_than_the_requested_one_is_refused(faulty, service):
+async def test_an_answer_with_another_policy_than_the_requested_policy_is_refused(faulty, service):
     faulty.behave = answer({"success": True, "data": {"policy_rule_uri": "other:1.0-a"}})
     assert "another policy than" in await unavailable(PolicyStore(service).get(URI, ""))
 

@@ -1,4 +1,4 @@
-"""Graphs, and both kinds of executor; the tests here share them."""
+"""Graphs and both kinds of executor, for all tests of workflows."""
 
 import asyncio
 import inspect

@@ -39,8 +39,8 @@ class TestTheResourceSchedulingModule:
         assert seen == [{"gpu": 1, "cpu": 1, "memory_mb": 1, "licence": 0.5}]
 
     @both
-    def test_it_enables_scheduling_of_heterogeneous_workloads(self, kind):
-        """Nodes with other requirements run while a node waits for the only GPU."""
+    def test_the_executor_schedules_heterogeneous_workloads(self, kind):
+        """While a node waits for the only GPU, nodes without need of a GPU run."""
         pool, meeting = ResourcePool({"gpu": 1, "cpu": 2}), threading.Barrier(2)
         needs = {"gpu": gpu(1), "cpu": ResourceRequirements.cpu(2)}
         tasks = dict.fromkeys(needs, lambda: meeting.wait(60))
@@ -49,7 +49,7 @@ class TestTheResourceSchedulingModule:
 
 class TestResourceAwareExecutor:
     @both
-    def test_costs_are_per_node_estimates_for_scheduling_priority(self, kind):
+    def test_executors_schedule_nodes_by_the_estimates_in_costs(self, kind):
         dag, order = graph(*"abcde", edges="c>e"), []
         costs = {"a": 1.5, "b": 3, "unknown": 9}
         needs = dict.fromkeys(dag, ResourceRequirements.cpu(1))
@@ -58,7 +58,7 @@ class TestResourceAwareExecutor:
         assert order == ["b", "c", "a", "d", "e"]
 
     @both
-    def test_callbacks_include_on_resource_acquired_and_on_resource_released(self, kind):
+    def test_executors_call_on_resource_acquired_and_on_resource_released(self, kind):
         events = []
         named = ("on_start", "on_complete", "on_resource_acquired", "on_resource_released")
         callbacks = ExecutionCallbacks(
@@ -100,7 +100,7 @@ class TestAsyncResourceAwareExecutor:
             "enable_tracing",
         ]
 
-    async def test_tasks_are_async_callables_or_anything_else_that_can_be_called(self):
+    async def test_a_task_may_be_an_async_function_or_any_other_callable(self):
         async def coroutine():
             return threading.current_thread().name
 
@@ -134,7 +134,7 @@ class TestResourcePool:
         assert not pool.can_satisfy(gpu(3))
         assert not pool.can_satisfy(ResourceRequirements({"licence": 1}))
 
-    def test_acquire_is_false_on_timeout_and_refused_where_it_would_never_end(self, pool):
+    def test_acquire_returns_false_on_a_timeout_and_refuses_a_wait_that_would_never_end(self, pool):
         pool.acquire(gpu(2), node_name="a")
         assert not pool.acquire(gpu(1), timeout=0.01)
         pool.release(gpu(2), "a")
@@ -145,13 +145,13 @@ class TestResourcePool:
             pool.acquire(gpu(3))
         assert not pool.acquire(gpu(3), timeout=60)
 
-    def test_capacities_available_and_allocated_are_copies(self, pool):
+    def test_capacities_and_available_and_allocated_amounts_are_copies(self, pool):
         for read in ("capacities", "available", "allocated"):
             getattr(pool, read)["gpu"] = 99
             assert getattr(pool, read)["gpu"] != 99
 
 
-def test_resource_requirements_gpu_cpu_memory_and_fits():
+def test_requirements_are_made_by_gpu_cpu_and_memory_and_compared_by_fits():
     assert ResourceRequirements.gpu(1).resources == {"gpu": 1}
     assert ResourceRequirements.cpu(4).resources == {"cpu": 4}
     assert ResourceRequirements.memory(4096).resources == {"memory_mb": 4096}
@@ -178,7 +178,7 @@ class TestResourceSnapshotAndTimeline:
         assert snapshot.available == {"gpu": 1, "cpu": 8, "memory_mb": 16000}
         assert (snapshot.node_name, snapshot.event) == (None, "acquire")
 
-    def test_record_adds_a_snapshot_manually(self):
+    def test_record_adds_a_snapshot_to_a_timeline_manually(self):
         timeline = ResourceTimeline()
         manual = ResourceSnapshot(5.0, {"gpu": 1}, {"gpu": 3}, "a", "acquire")
         timeline.record(snapshot=manual)
@@ -187,7 +187,7 @@ class TestResourceSnapshotAndTimeline:
         assert first == manual
         assert (second.event, second.allocated) == ("release", {"gpu": 0})
 
-    def test_all_recorded_snapshots_in_chronological_order(self, pool):
+    def test_a_timeline_lists_all_recorded_snapshots_in_chronological_order(self, pool):
         pool.acquire(gpu(1))
         pool.release(gpu(1))
         times = [each.timestamp for each in pool.timeline.snapshots]

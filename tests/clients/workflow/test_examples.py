@@ -1,4 +1,4 @@
-"""The examples of the document that workflows implement run; only the import is changed.
+"""The examples of the document about workflows run; the tests change only their import.
 
 They run in order, in one namespace, and must print what their comments say.
 """
@@ -117,7 +117,7 @@ async def evaluate_async():
 
 
 def play(text: str, names: dict[str, Any]) -> list[str]:
-    """Run an example, compare what it prints with its comments, and return it."""
+    """Run an example, compare its output with its comments, and return its result."""
     shown = io.StringIO()
     with redirect_stdout(shown):
         exec(text.replace(*IMPORT), names)  # noqa: S102  # The example.
@@ -127,7 +127,7 @@ def play(text: str, names: dict[str, Any]) -> list[str]:
     return lines
 
 
-def test_the_examples_of_the_document_run_as_they_stand():
+def test_the_examples_of_the_document_run_unchanged():
     names: dict[str, Any] = {}
     play(EXECUTOR, names)
     result = names["result"]

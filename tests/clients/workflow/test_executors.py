@@ -82,7 +82,7 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
 
 @st.composite
 def workflows(draw):
-    """A graph, with needs and durations of its nodes, and failing, missing or async ones."""
+    """Graphs with needs and durations of nodes, and with failing, missing or async tasks."""
     size = draw(st.integers(1, 14))
     pairs = [(a, b) for b in range(size) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
@@ -198,7 +198,7 @@ def expected_statuses(dag, kinds, *, fail_fast):
 
 
 @both
-def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
+def test_a_release_outside_the_executor_wakes_the_executor_which_does_not_poll(kind):
     class Counting(ResourcePool):
         taken = 0
 
@@ -230,7 +230,7 @@ def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
 @both
 @settings(max_examples=40)
 @given(drawn=st.data())
-def test_on_one_gpu_the_order_is_that_of_the_longest_paths(kind, drawn):
+def test_on_one_gpu_the_nodes_run_in_the_order_of_the_longest_paths(kind, drawn):
     dag, *_ = drawn.draw(workflows())
     costs = {name: drawn.draw(st.integers(1, 9)) for name in dag}
     # Their other requirements differ, and there is enough of them.
@@ -275,8 +275,8 @@ def test_a_retried_node_is_ordered_by_its_path(kind):
 
 
 @both
-def test_a_run_on_a_shared_pool_takes_turns_with_other_callers(kind):
-    """The other caller gets the GPU before the run has used it for its whole chain."""
+def test_a_run_takes_turns_with_other_callers_of_a_shared_pool(kind):
+    """The other caller gets the GPU before the run has finished its whole chain."""
     pool, order = ResourcePool({"gpu": 1}), []
     dag, goes_on = graph(*"abcdz", edges="a>b b>c c>d"), threading.Event()
     tasks = noting(order, dag) | {"a": lambda: (order.append("a"), goes_on.wait(WAIT))}
@@ -414,8 +414,8 @@ def test_a_node_that_fails_is_tried_again(kind):
 
 @both
 @pytest.mark.parametrize("moment", range(6))
-def test_cancellation_at_any_moment_leaks_nothing(kind, moment):
-    """The stop comes in a callback, in a task, between nodes, or while nodes wait for the pool."""
+def test_cancellation_of_a_run_at_any_moment_leaks_no_resources(kind, moment):
+    """The run stops in a callback, in a task, between nodes, or while nodes wait for the pool."""
     pool, dag = ResourcePool({"gpu": 1}), graph(*"abcd", edges="a>b")
     calls = iter(range(100))
 
@@ -439,7 +439,7 @@ def test_cancellation_at_any_moment_leaks_nothing(kind, moment):
     ("who", "a"),
     [("on_complete", "completed"), ("on_start", "cancelled"), ("task", "completed")],
 )
-def test_nothing_starts_once_the_run_is_cancelled(kind, who, a):
+def test_no_node_starts_once_the_run_is_cancelled(kind, who, a):
     def cancel(*_):
         executor.cancel()
 
@@ -456,7 +456,7 @@ def test_nothing_starts_once_the_run_is_cancelled(kind, who, a):
 
 @both
 @pytest.mark.parametrize("on_loop", [False, True])
-def test_a_task_that_cancels_its_run_is_stopped_itself(kind, on_loop):
+def test_a_task_that_cancels_its_own_run_is_stopped(kind, on_loop):
     def plain():
         executor.cancel()
         current_node().check()
@@ -540,7 +540,7 @@ def test_an_exception_of_on_start_or_on_complete_fails_the_node(kind, name):
 
 
 @both
-def test_an_exception_of_the_other_callbacks_is_reported_and_fails_nothing(kind):
+def test_an_exception_of_any_other_callback_is_reported_and_fails_no_node(kind):
     def raises(*_):
         raise LookupError
 
@@ -606,7 +606,7 @@ async def test_nodes_that_wait_for_each_other_are_all_in_flight():
 
 
 @both
-def test_threads_are_bounded_and_gone_afterwards(kind):
+def test_an_executor_bounds_its_threads_and_leaves_none_behind(kind):
     before, most = threading.active_count(), []
     names = [str(number) for number in range(50)]
 
@@ -634,7 +634,7 @@ else:
 
 
 def dies_once(folder):
-    """Return a task that kills its own process at the first call; any process can load it."""
+    """Return a task that kills its process at its first call, and that any process can load."""
     return partial(exec, DIE_ONCE, {"path": str(folder / "died")})
 
 
@@ -653,7 +653,7 @@ def test_a_pool_with_a_killed_process_is_not_tried_again(kind, tmp_path):
 
 
 @both
-def test_a_function_that_makes_pools_lets_retries_help(kind, tmp_path):
+def test_retries_help_if_a_function_makes_the_pool_of_processes(kind, tmp_path):
     made = []
 
     def make():
@@ -782,7 +782,7 @@ class TestWithoutPool:
         execute(kind(dag, 1, costs), noting(order))
         assert order == ["a", "d", "b", "c"]
 
-    def test_workers_bound_coroutines_too(self, kind):
+    def test_max_workers_also_bounds_coroutines(self, kind):
         running, most = [], []
 
         async def work():
@@ -806,7 +806,7 @@ class TestWithoutPool:
         assert statuses(result) == {"slow": "timed_out", "after": "skipped", "quick": "completed"}
 
     @pytest.mark.parametrize("when", ["before", "meanwhile"])
-    def test_an_event_cancels_nodes_that_have_not_started(self, kind, when):
+    def test_cancel_event_cancels_nodes_that_have_not_started(self, kind, when):
         event = threading.Event()
         if when == "before":
             event.set()
@@ -822,7 +822,7 @@ class TestWithoutPool:
 class TestGates:
     @staticmethod
     def run(kind, task, gate, act=None, **more):
-        """Run a before b behind a gate; return the result and what callbacks were called with."""
+        """Run node a, then node b behind a gate; return the result and the calls of callbacks."""
         seen = []
 
         def waits(name):

@@ -1,4 +1,4 @@
-"""Single gates, and several gates by name."""
+"""Tests of single gates, and of several gates by name."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Graphs: the data of nodes, changes, and the orders of traversal."""
+"""Tests of graphs: the data of nodes, changes, and the orders of traversal."""
 
 import itertools
 import pickle
@@ -164,7 +164,7 @@ def test_either_all_given_nodes_and_edges_are_added_or_none_of_them():
     assert dag.get_edge("a", "b").weight == 4
 
 
-def test_a_graph_is_read_by_its_edges():
+def test_edges_of_a_graph_can_be_read():
     dag = DAG.builder().add_nodes(list("abcd"))
     dag = dag.add_edges([("a", "b"), ("b", "c", 3.0)]).add_edge("a", "d", 2, "x").build()
     assert (dag.has_node("a"), dag.has_node("z")) == (True, False)

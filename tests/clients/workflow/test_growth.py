@@ -1,4 +1,4 @@
-"""Graphs that change while they run."""
+"""Tests of graphs that change while they run."""
 
 import threading
 from functools import partial
@@ -47,7 +47,7 @@ def test_a_node_adds_nodes_before_its_successors():
     assert len(result.trace.events_for_node("x")) == 2
 
 
-def test_nodes_that_were_added_add_others_and_depend_on_each_other():
+def test_added_nodes_can_add_nodes_and_depend_on_each_other():
     order = []
     tasks = noting(order, ["one", "two", "three"])
     one = DynamicNodeSpec("one", tasks["one"], ["two"], [])

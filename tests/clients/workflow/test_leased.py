@@ -1,4 +1,4 @@
-"""A graph whose nodes hold leases of a real daemon, through crashes of the program that runs it."""
+"""Tests of graphs whose nodes hold leases of a real daemon, also over crashes of the program."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ WAIT = 30
 
 
 def furnish(running: Running) -> None:
-    """Register one cluster, a node of two GPUs, and the shipped first_fit."""
+    """Register a cluster with a node of two GPUs, and publish the shipped first_fit."""
     gpus = [{"modelName": "A100", "memory": 81_920}] * 2
     node = {"id": "n0", "gpus": {"count": 2, "gpus": gpus}, "vcpus": {"count": 8}, "memory": 4096}
     document = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
@@ -118,7 +118,7 @@ def test_a_lease_is_renewed_while_its_node_runs(server, client):
 
 
 @both
-def test_a_node_that_loses_its_lease_is_retried_with_another(kind, server, client):
+def test_a_node_that_loses_its_lease_is_retried_with_another_lease(kind, server, client):
     lost = []
 
     def work():

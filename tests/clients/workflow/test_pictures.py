@@ -1,4 +1,4 @@
-"""Views of a run: the progress bar in a terminal, and the picture."""
+"""Tests of the views of a run: the progress bar in a terminal, and the picture."""
 
 import io
 import re
@@ -26,7 +26,7 @@ from tests.clients.workflow.graphs import graph
 
 @pytest.fixture
 def result() -> ExecutionResult:
-    """Two nodes that share a GPU pool, one that fails, and one after it."""
+    """The result of a run: two nodes share a pool of GPUs, one fails, and one follows it."""
     dag = graph("load", "train", "broken", "after", edges="load>train broken>after")
     needs = {name: ResourceRequirements({"gpu": 1, "cpu": 2}) for name in dag}
     executor = ResourceAwareExecutor(dag, ResourcePool({"gpu": 2, "cpu": 8}), needs)
@@ -60,7 +60,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
 
 
 @pytest.mark.heavy  # The extra `plots`.
-def test_nodes_are_grouped_by_where_they_ran(result, tmp_path):
+def test_the_picture_groups_nodes_by_the_place_where_they_ran(result, tmp_path):
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
     svg = draw_picture(result, tmp_path / "run.svg")
@@ -68,7 +68,7 @@ def test_nodes_are_grouped_by_where_they_ran(result, tmp_path):
 
 
 @pytest.mark.heavy  # The extra `plots`.
-def test_node_names_are_not_drawn_as_formulas(tmp_path):
+def test_the_picture_does_not_draw_names_of_nodes_as_formulas(tmp_path):
     dag, need = graph("$x$", r"$\frac$"), ResourceRequirements({r"$\foo$": 1})
     executor = ResourceAwareExecutor(dag, ResourcePool({r"$\foo$": 1}), dict.fromkeys(dag, need))
     result = executor.execute(dict.fromkeys(dag, lambda: 1))

@@ -1,4 +1,4 @@
-"""The pool: its counts, and the order of service."""
+"""Tests of the pool of resources: its counts, and the order in which it serves waiters."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ def ticket(*amounts: tuple[int, int]) -> Ticket:
 @pytest.mark.parametrize(
     "amount", [-1, math.nan, math.inf, True, "1", None, 1e-7, 4e-7, 9e-7, 5e-324]
 )
-def test_an_amount_that_is_infinite_negative_or_too_small_is_refused(amount):
+def test_an_infinite_or_negative_or_too_small_amount_is_refused(amount):
     with pytest.raises(ValueError, match=r"resources\['gpu'\] is .*; expected"):
         ResourceRequirements({"gpu": amount})
     for make in (ResourceRequirements.gpu, ResourceRequirements.cpu, ResourceRequirements.memory):
@@ -40,7 +40,7 @@ def test_an_amount_that_is_infinite_negative_or_too_small_is_refused(amount):
         ResourcePool({"gpu": amount})
 
 
-def test_cpu_means_cpu_slots_if_the_pool_has_those():
+def test_cpu_means_cpu_slots_in_a_pool_that_has_cpu_slots():
     pool = ResourcePool({"cpu_slots": 2})
     assert pool.try_acquire(ResourceRequirements.cpu(2))
     assert pool.allocated == {"cpu_slots": 2}
@@ -83,7 +83,7 @@ def test_only_requirement_objects_are_accepted(wrong):
             call(wrong)
 
 
-def test_a_wait_may_be_infinite():
+def test_a_wait_for_resources_may_be_infinite():
     pool = ResourcePool({"gpu": 1})
     pool.acquire(gpu(1))
     release = threading.Timer(0.05, pool.release, [gpu(1)])
@@ -130,7 +130,7 @@ async def test_coroutines_wait_in_order():
     assert order == list(range(20))
 
 
-async def test_after_a_cancelled_waiter_the_next_waiters_are_served():
+async def test_after_the_cancellation_of_a_waiter_the_next_waiters_are_served():
     pool = ResourcePool({"gpu": 2})
     pool.acquire(gpu(1))
     large = asyncio.create_task(pool.acquire_async(gpu(2)))
@@ -146,7 +146,7 @@ async def test_after_a_cancelled_waiter_the_next_waiters_are_served():
     assert pool.allocated == {"gpu": 2}
 
 
-async def test_a_waiter_cancelled_as_it_is_served_gives_its_resources_back():
+async def test_a_waiter_that_is_cancelled_while_it_is_served_gives_its_resources_back():
     pool = ResourcePool({"gpu": 1})
     pool.acquire(gpu(1))
     waiter = asyncio.create_task(pool.acquire_async(gpu(1)))
@@ -196,7 +196,7 @@ def test_a_large_waiter_gets_a_reservation_after_enough_overtakes():
     assert account.give_back(((0, 1),)) == [large]
 
 
-def test_requests_that_delay_no_waiter_are_never_held_up():
+def test_the_pool_never_holds_up_requests_that_delay_no_waiter():
     account = Account([4, 4])
     assert account.take(((0, 1),))
     large = ticket((0, 4), (1, 1))
@@ -215,7 +215,7 @@ requests = st.lists(
 
 
 @given(requests, st.randoms(use_true_random=False))
-def test_under_random_calls_no_amount_is_lost_and_all_waiters_are_served(story, chance):
+def test_under_random_calls_the_pool_loses_no_amount_and_serves_all_waiters(story, chance):
     """Amounts stay between zero and the capacity, and waiters are served after releases."""
     account = Account([6, 6, 6])
     held, waiting = [], []

@@ -1,4 +1,4 @@
-"""Anti-affinity: leases that avoid the nodes or zones of other leases of their group."""
+"""Tests of leases that avoid the nodes or zones of other leases of their group."""
 
 import pytest
 from by_hand import Hand, answers, ask, place
@@ -24,7 +24,7 @@ ONE = Demand(gpus=1)
 
 
 def fleet() -> Hand:
-    """Four nodes of two GPUs: two in zone a, one in zone b, one in none."""
+    """Return an allocator with four nodes of two GPUs: two in zone a, one in b, one in no zone."""
     hand = Hand()
     gpus = (Gpu("0"), Gpu("1"))
     zones = ("a", "a", "b", "")
@@ -57,7 +57,7 @@ def test_a_policy_sees_excluded_nodes_as_full(topology, nodes) -> None:
     assert shut(hand.ask(apart("else", topology=topology, tenant=Tenant("bob")))) == set()
 
 
-def test_the_first_lease_excludes_later_ones_from_its_zone() -> None:
+def test_the_first_lease_excludes_later_leases_of_its_group_from_its_zone() -> None:
     hand = fleet()
     hand.grant(apart("first", topology="zone"), place("n0", "0"))
     assert shut(hand.ask(apart("second"))) == {"n0", "n1"}
@@ -69,7 +69,7 @@ def test_a_node_without_a_zone_shares_a_zone_with_no_other_node() -> None:
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
 
 
-def test_of_two_proposals_for_one_group_and_node_one_is_granted() -> None:
+def test_of_two_proposals_for_one_group_on_one_node_only_one_is_granted() -> None:
     hand = fleet()
     one, two = hand.ask(apart("one")), hand.ask(apart("two"))
     hand.propose(one, place("n0", "0"))
@@ -80,7 +80,7 @@ def test_of_two_proposals_for_one_group_and_node_one_is_granted() -> None:
     assert "two" in hand.allocator.state.leases
 
 
-def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
+def test_a_waiter_is_woken_when_a_lease_of_its_group_leaves_another_node_of_the_zone() -> None:
     hand = fleet()
     hand.grant(apart("a", topology="zone"), place("n0", "0"))
     hand.grant(ask("full", ONE), place("n0", "1"))

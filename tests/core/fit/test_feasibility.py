@@ -1,4 +1,4 @@
-"""Feasibility with its cache gives the same results as without, after any changes."""
+"""After any changes, feasibility with its cache gives the results that it gives without."""
 
 from random import Random
 
@@ -72,7 +72,7 @@ def lease(rng: Random, state: State, number: int) -> Lease | None:
 
 
 @given(st.integers(0, 2**32))
-def test_cached_results_equal_uncached_ones(seed: int) -> None:
+def test_cached_results_of_feasibility_equal_results_without_the_cache(seed: int) -> None:
     rng, state = Random(seed), State()
     remembering = Feasibility(state)
     for number in range(40):
@@ -98,7 +98,7 @@ def test_cached_results_equal_uncached_ones(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_the_counts_of_a_refusal_add_up_and_never_is_final(seed: int) -> None:
+def test_the_counts_of_a_refusal_add_up_and_the_verdict_never_is_final(seed: int) -> None:
     rng, state = Random(seed), State()
     for name in ("c0", "c1"):
         apply(state, ClusterSet(cluster(rng, name)))
@@ -118,7 +118,7 @@ def test_the_counts_of_a_refusal_add_up_and_never_is_final(seed: int) -> None:
     assert feasibility.fits(demand, None) == (refusal.code is Code.NO_CAPACITY)
 
 
-def test_nodes_that_fit_now_are_reserved_before_emptier_ones() -> None:
+def test_nodes_that_fit_now_are_reserved_before_emptier_nodes() -> None:
     state = State()
     busy = Node(NodeId("busy"), 1_000, 4_096, tuple(Gpu(str(n)) for n in range(4)))
     fit = Node(NodeId("fit"), 8_000, 4_096, (Gpu("0"),))
@@ -171,7 +171,7 @@ def test_a_refused_gang_of_one_zone_learns_the_largest_zone() -> None:
     assert judge.reservation(three, None) == (("c", "n0"), ("c", "n2"), ("c", "n1"))
 
 
-def test_the_cache_is_bounded() -> None:
+def test_the_cache_of_feasibility_is_bounded() -> None:
     state = State()
     apply(state, ClusterSet(nodes(1, 1)))
     feasibility = Feasibility(state)

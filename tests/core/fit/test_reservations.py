@@ -1,4 +1,4 @@
-"""Nodes reserved in advance: other tenants' leases end in time, and only the tenant gets them."""
+"""Only its tenant gets the nodes of a reservation, and leases of other tenants end in time."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_a_reservation_takes_nodes_that_are_free_at_its_start(hand: Hand) -> Non
     assert where(reserve(hand, 100.0, 120.0)) == [("c", "n000")]
 
 
-def test_the_smallest_sufficient_nodes_are_reserved(hand: Hand) -> None:
+def test_a_reservation_takes_the_smallest_sufficient_nodes(hand: Hand) -> None:
     hand.see(nodes(1, 8, "a"))
     assert where(reserve(hand, 50.0, 100.0)) == [("c", "n000")]
     reply = reserve(hand, 50.0, 100.0, candidates=(ClusterId("a"),))
@@ -77,7 +77,9 @@ def test_a_lease_overlapping_a_reservation_goes_elsewhere_or_is_shortened(hand: 
     assert refusal.details["ttl_max_seconds"] == 10.0
 
 
-def test_a_shorter_lease_is_granted_if_the_request_allows_it(hand: Hand) -> None:
+def test_before_a_reservation_a_shorter_lease_is_granted_if_the_request_allows_it(
+    hand: Hand,
+) -> None:
     reserve(hand, 50.0, 100.0, Demand(gpus=1, nodes=2))
     shorter = {"ttl_seconds_min": 20.0}
     turn = hand.grant(ask("brief", ONE, terms=shorter), place("n000", "0"))
@@ -91,7 +93,7 @@ def test_a_shorter_lease_is_granted_if_the_request_allows_it(hand: Hand) -> None
     assert refusal.details["ttl_max_seconds"] == 19.0
 
 
-def test_a_full_lease_elsewhere_is_preferred_to_a_shorter_one(hand: Hand) -> None:
+def test_a_lease_of_full_length_elsewhere_is_preferred_to_a_shorter_lease(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     turn = hand.ask(ask("long", ONE, terms={"ttl_seconds_min": 20.0}))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
@@ -103,7 +105,7 @@ def test_a_full_lease_elsewhere_is_preferred_to_a_shorter_one(hand: Hand) -> Non
     assert news.lease.expires_at == 50.0
 
 
-def test_a_dry_run_names_nodes_or_obstacles(hand: Hand) -> None:
+def test_a_dry_run_of_a_reservation_names_its_nodes_or_the_obstacles(hand: Hand) -> None:
     reply = reserve(hand, 50.0, 100.0, dry_run=True)
     assert where(reply) == [("c", "n000")]
     assert not hand.allocator.state.reserved
@@ -114,7 +116,9 @@ def test_a_dry_run_names_nodes_or_obstacles(hand: Hand) -> None:
     assert refusal.details["reservations"] == [{"reservation": name, "until": 100.0}]
 
 
-def test_nodes_reserved_for_the_head_get_no_full_lease(hand: Hand) -> None:
+def test_a_lease_of_full_length_does_not_get_nodes_that_are_reserved_for_the_head(
+    hand: Hand,
+) -> None:
     hand.see(nodes(3, 1))
     reserve(hand, 50.0, 100.0)  # Node n000.
     hand.grant(ask("there", ONE), place("n002", "0"))
@@ -163,7 +167,7 @@ def test_during_a_reservation_only_its_tenant_gets_the_nodes(hand: Hand) -> None
     assert "bob" in hand.allocator.state.leases, "the tenant's leases continue"
 
 
-def test_an_unused_reservation_lapses_and_a_used_one_stays(hand: Hand) -> None:
+def test_an_unused_reservation_lapses_and_a_used_reservation_stays(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0, lapse_seconds=10.0)
     at(hand, 60.0)
     assert [f.reason for f in hand.facts if isinstance(f, Unreserved)] == ["unused for 10 s"]
@@ -180,7 +184,7 @@ def test_an_unused_reservation_lapses_and_a_used_one_stays(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == 120.0  # The end of the lease "before".
 
 
-def test_ending_a_reservation_serves_waiters(hand: Hand) -> None:
+def test_the_end_of_a_reservation_lets_waiters_have_its_nodes(hand: Hand) -> None:
     reply = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     name = RequestId(reply["reservation"])
@@ -222,7 +226,7 @@ TWO = Demand(gpus=2)
 
 @pytest.fixture
 def one(hand: Hand) -> Hand:
-    """One node of eight devices, 64 cores and 64 GiB."""
+    """An allocator with one node of eight devices, 64 cores and 64 GiB."""
     hand = Hand()
     hand.see(nodes(1, 8))
     return hand
@@ -262,7 +266,7 @@ def test_other_tenants_get_unreserved_parts(one: Hand) -> None:
     one.grant(ask("bob", ONE, tenant=BOB), place("n000", "1"))
 
 
-def test_cores_are_reserved_with_devices(one: Hand) -> None:
+def test_a_reservation_of_devices_includes_cpu_cores(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     (refusal,) = answers(one.ask(ask("wide", Demand(gpus=1, cpu_milli=48_001))))
     assert refusal.details["ttl_max_seconds"] == 50.0
@@ -287,7 +291,7 @@ def test_leases_ending_in_time_do_not_block_a_reservation(one: Hand) -> None:
     assert (news.lease.expires_at, news.ttl_max_seconds) == (90.0, None)
 
 
-def test_unneeded_parts_of_a_used_reservation_are_open_to_others(one: Hand) -> None:
+def test_unneeded_parts_of_a_used_reservation_are_open_to_other_tenants(one: Hand) -> None:
     reserve(one, 0.0, 100.0, Demand(gpus=4))
     at(one, 1.0)
     one.grant(ask("bob", Demand(gpus=4, cpu_milli=32_000), tenant=BOB), place("n000", *"0123"))
@@ -337,7 +341,9 @@ def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) 
     assert consults(turn) == ["bob"]
 
 
-def test_waiters_wake_at_the_start_despite_an_earlier_use(one: Hand) -> None:
+def test_waiters_of_the_tenant_wake_at_the_start_of_a_reservation_despite_an_earlier_use(
+    one: Hand,
+) -> None:
     """Waiters wake when a reservation starts, even if a lease uses it just before the tick."""
     reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
     one.grant(ask("ann", ONE), place("n000", "7"))
@@ -348,7 +354,9 @@ def test_waiters_wake_at_the_start_despite_an_earlier_use(one: Hand) -> None:
     assert consults(one.step(Tick())) == ["waits"]
 
 
-def test_a_short_request_is_served_before_an_equal_longer_one(hand: Hand) -> None:
+def test_a_request_for_a_short_lease_is_served_before_an_equal_request_for_a_longer_lease(
+    hand: Hand,
+) -> None:
     hand.see(nodes(3, 1))
     hand.grant(ask("ann", ONE), place("n000", "0"))
     reserve(hand, 50.0, 100.0)
@@ -368,7 +376,7 @@ def test_a_tenants_lease_in_its_reservation_is_not_preempted(one: Hand) -> None:
     assert [name for name in ("bob", "ann") if name in one.allocator.state.leases] == ["bob"]
 
 
-def test_a_refusal_counts_only_candidates(one: Hand) -> None:
+def test_the_refusal_of_a_reservation_counts_only_candidate_nodes(one: Hand) -> None:
     for name in ("a", "b"):
         one.see(nodes(1, 8, name))
         assert "nodes" in reserve(one, 0.0, 100.0, Demand(gpus=8), candidates=(ClusterId(name),))
@@ -383,7 +391,7 @@ def test_a_refusal_counts_only_candidates(one: Hand) -> None:
     assert refusal.details["reserved_in_advance"] == 1
 
 
-def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
+def test_a_reservation_without_devices_takes_whole_nodes(one: Hand) -> None:
     reply = reserve(one, 50.0, 100.0, Demand(cpu_milli=1_000))
     assert reply["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]
     turn = one.ask(ask("ann", None))
@@ -391,7 +399,9 @@ def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
 
 
 @pytest.mark.parametrize(("less", "more"), [(ONE, TWO), (Demand(cpu_milli=1),) * 2])
-def test_a_lost_device_stays_with_its_lease_until_that_ends(less: Demand, more: Demand) -> None:
+def test_a_lost_device_stays_with_its_lease_until_the_lease_ends(
+    less: Demand, more: Demand
+) -> None:
     hand = Hand()
     hand.see(lab("aaa", "ccc", cluster="left"))
     hand.grant(ask("lost", ONE), place("n1", "0", cluster_id="left"))

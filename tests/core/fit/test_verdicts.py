@@ -1,4 +1,4 @@
-"""Contents of a refusal: whether the request could ever fit, helpful changes, each node's lack."""
+"""A refusal says whether the request could ever fit, which changes help, and each node's lack."""
 
 import json
 
@@ -21,7 +21,7 @@ def refusal(hand: Hand, demand: Demand, **more):
 
 
 def fleet() -> Hand:
-    """One node with 8 A100, two with 4 H100."""
+    """A fleet of one node with eight A100 and two nodes with four H100 each."""
     hand = Hand()
     hand.see(nodes(1, 8))
     h100 = tuple(Gpu(str(number), "H100", 40_960) for number in range(4))
@@ -68,7 +68,7 @@ def test_without_a_single_helpful_change_a_refusal_names_the_largest_amounts() -
     ("model", "meant"),
     [("a100", "A100"), ("a100-sxm-80gb", "A100-SXM4-80GB"), ("A10", ""), ("T100", "")],
 )
-def test_a_misspelt_model_suggests_the_nearest(model: str, meant: str) -> None:
+def test_the_refusal_of_a_misspelt_model_suggests_the_nearest_model(model: str, meant: str) -> None:
     hand = Hand()
     gpus = (Gpu("0", "A100"), Gpu("1", "A100-SXM4-80GB"))
     hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1000, 1000, gpus),)))
@@ -81,7 +81,7 @@ def test_a_refusal_names_other_clusters_as_a_helpful_change() -> None:
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 
 
-def test_the_verdict_is_not_now_for_taken_gpus_and_not_you_for_a_quota() -> None:
+def test_the_verdict_for_taken_gpus_is_not_now_and_for_a_quota_is_not_you() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))
@@ -90,7 +90,7 @@ def test_the_verdict_is_not_now_for_taken_gpus_and_not_you_for_a_quota() -> None
     assert hand.inquire("why", subject="late")["verdict"] == "not_now"
 
 
-def test_why_lists_the_nearest_misses_first() -> None:
+def test_why_lists_the_nodes_with_the_nearest_misses_first() -> None:
     hand = Hand()
     hand.see(nodes(4, 8))
     hand.grant(ask("a", Demand(gpus=2)), place("n001", "0", "1"))
@@ -120,7 +120,7 @@ def test_why_lists_the_nearest_misses_first() -> None:
     assert "node_verdicts" not in hand.inquire("why", subject="late")
 
 
-def test_a_page_after_an_unknown_node_is_refused() -> None:
+def test_a_page_of_nodes_after_an_unknown_node_is_refused() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))

@@ -1,4 +1,4 @@
-"""Refusals of proposals that name missing clusters, nodes or devices."""
+"""Tests of refusals of proposals that name missing clusters, nodes or devices."""
 
 import pytest
 from by_hand import Hand, answers, ask, both, nodes, place
@@ -37,7 +37,7 @@ def test_a_refused_proposal_names_the_existing_choices(hand, value, said):
 
 
 @pytest.mark.parametrize("demand", [None, Demand(gpus=2)])
-def test_gpus_proposed_without_a_node_are_on_one_node(hand, demand):
+def test_a_proposal_of_gpus_without_a_node_is_placed_on_a_single_node(hand, demand):
     value = {"cluster_id": "c", "gpus": ["0", "7"]}
     assert "“7” is none; there are 0, 1." in refusal(hand, value, demand)
     ours = (Gpu("own", "A100", 81_920), Gpu("0", "A100", 81_920))
@@ -49,13 +49,13 @@ def test_gpus_proposed_without_a_node_are_on_one_node(hand, demand):
     assert not isinstance(answer, Refusal)
 
 
-def test_a_chosen_node_has_the_named_gpus_free(hand):
+def test_the_node_chosen_for_named_gpus_has_these_gpus_free(hand):
     hand.grant(ask("first", Demand(gpus=1)), place("n000", "0"))
     (lease,) = answers(hand.grant(ask("r", Demand(gpus=1)), {"cluster_id": "c", "gpus": ["0"]}))
     assert [(share.node_id, share.gpus) for share in lease.lease.placement] == [("n001", ("0",))]
 
 
-def test_a_refused_cluster_names_the_candidates(hand):
+def test_the_refusal_of_a_proposed_cluster_names_the_candidates(hand):
     only = (ClusterId("d"),)
     assert "“c” is none; there is d." in refusal(hand, place("n000"), None, candidates=only)
 
@@ -68,7 +68,7 @@ def test_a_refusal_suggests_only_a_few_similar_node_names(hand):
     assert len(said) < 250
 
 
-def test_a_count_of_one_is_in_the_singular():
+def test_a_refusal_writes_a_count_of_one_in_the_singular():
     hand = Hand()
     device = (Gpu("0", "", 0),)  # A site that gives no model.
     hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1_000, 1_000, device),)))

@@ -1,4 +1,4 @@
-"""Requests with `where`: granted on labelled nodes, or refused with the reason."""
+"""Requests with `where` are granted on labelled nodes, or refused with the reason."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, place
@@ -66,7 +66,7 @@ def test_a_request_waits_while_only_unlabelled_nodes_are_free(hand: Hand) -> Non
     assert consults(hand.see(zones("red", "blue", "blue"))) == ["waits"]
 
 
-def test_labels_without_any_node_never_fit(hand: Hand) -> None:
+def test_a_request_for_labels_that_no_node_has_never_fits(hand: Hand) -> None:
     green = Demand(gpus=1, where=(Requirement("zone", "In", ("green",)),))
     (no,) = answers(hand.ask(ask("r", green, 60.0)))
     assert (no.code, no.details["misfits"]) == (Code.NEVER_FITS, {"labels": 2})
@@ -90,7 +90,7 @@ def test_labels_without_any_node_never_fit(hand: Hand) -> None:
         (Requirement("zone", "DoesNotExist"), "`where` asks for. It would fit without `where`."),
     ],
 )
-def test_an_unknown_label_suggests_the_nearest_existing_one(
+def test_the_refusal_of_an_unknown_label_suggests_the_nearest_existing_label(
     hand: Hand, requirement: Requirement, said: str
 ) -> None:
     (no,) = answers(hand.ask(ask("r", Demand(gpus=1, where=(requirement,)), 60.0)))
@@ -105,7 +105,7 @@ def test_a_smaller_demand_on_labelled_nodes_is_suggested(hand: Hand) -> None:
     assert no.details["largest"]["nodes"] == 1
 
 
-def test_a_warm_lease_of_an_earlier_release_is_still_reused() -> None:
+def test_a_warm_lease_that_an_earlier_release_granted_is_still_reused() -> None:
     plain = ask("r", Demand(gpus=1), provision=Provision("local", keep_warm_seconds=9.0))
     before = "72f70cd7562ea6b2b5db3801d9f4a94f"
     assert likeness(plain) == before

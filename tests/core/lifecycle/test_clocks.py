@@ -1,4 +1,4 @@
-"""After a stall or a set calendar, leases keep their remaining time, reservations their date."""
+"""After a stall or a change of the calendar, leases keep their time, reservations their date."""
 
 from typing import Any
 
@@ -263,7 +263,9 @@ def test_a_reservation_in_skipped_hours_begins_now(hand: Hand) -> None:
     assert known[skipped].begun
 
 
-def test_a_reservation_begun_too_early_begins_again_at_its_time(hand: Hand) -> None:
+def test_after_a_change_of_the_clock_a_reservation_that_began_too_early_begins_again(
+    hand: Hand,
+) -> None:
     reservation = reserve(hand, 100.0, 1_000.0, lapse=60.0)
     hour = hand.now + 100.0
     hand.now += 110.0
@@ -295,7 +297,7 @@ def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> No
     assert refusal.code is Code.NO_CAPACITY
 
 
-def test_an_expired_waiter_learns_of_its_grace(hand: Hand) -> None:
+def test_a_waiter_whose_limit_passed_during_a_stall_is_told_of_its_grace(hand: Hand) -> None:
     hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
     hand.see(nodes(4, 1))
     hand.grant(ask("lease", ONE), place("n000", "0"))

@@ -1,4 +1,4 @@
-"""Cordons and drains: the node gets no new lease, and leases on it can move."""
+"""A cordoned or drained node gets no new lease, and a drain moves leases that may move."""
 
 from typing import Any
 
@@ -79,7 +79,9 @@ def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "a repetition is fine"
 
 
-def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) -> None:
+def test_a_drain_moves_requeueable_leases_and_notifies_the_holders_of_all_others(
+    hand: Hand,
+) -> None:
     hand.grant(ask("moves", ONE, provision=AGAIN), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("moves")]
     hand.step(WorkloadStarted(lease.id, lease.fencing))

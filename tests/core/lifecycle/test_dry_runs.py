@@ -12,7 +12,7 @@ from moorage.model import ClusterId, Demand, RequestId, Tenant
 
 @pytest.fixture
 def hand() -> Hand:
-    """Two nodes of two GPUs, each held by a lease of ann."""
+    """An allocator with two nodes of two GPUs, each held by a lease of the tenant ann."""
     hand = Hand()
     hand.see(nodes(2, 2))
     for node in ("n000", "n001"):

@@ -1,4 +1,4 @@
-"""Leases that go back into the queue: cases that transcripts and simulation do not cover."""
+"""Tests of leases that return to the queue, in cases that transcripts and simulation lack."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
@@ -40,12 +40,12 @@ def release(hand: Hand, name: str):
 
 
 def at_once() -> Hand:
-    """Leases that are started again without a pause."""
+    """An allocator that starts failed leases again without a pause."""
     return Hand(Allocator(requeue_pause_seconds=0.0))
 
 
 def crowd(*names: str) -> Hand:
-    """Leases on one node with one device for each, in the order of their requests."""
+    """Grant leases of one device each on one node, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
@@ -113,7 +113,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
 
-def test_an_idempotency_key_finds_its_lease_in_the_queue_and_after_it() -> None:
+def test_an_idempotency_key_finds_its_lease_in_the_queue_and_after_the_queue() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
@@ -155,7 +155,7 @@ def test_a_running_workload_has_an_endpoint() -> None:
 
 
 def pausing(attempts: int = 3) -> Hand:
-    """A lease whose workload failed, on a node with free capacity."""
+    """Return an allocator with a lease whose workload starts again after a pause if it fails."""
     hand = Hand(Allocator(requeue_pause_seconds=2.0))
     hand.see(nodes(1, 1))
     again = Provision("memory", on_failure="requeue", attempts_max=attempts)
@@ -163,7 +163,7 @@ def pausing(attempts: int = 3) -> Hand:
     return hand
 
 
-def test_each_pause_is_twice_as_long_as_the_last_up_to_a_bound() -> None:
+def test_each_pause_of_a_lease_is_twice_as_long_as_the_last_up_to_a_bound() -> None:
     hand, pauses = pausing(attempts=100), []
     for _ in range(99):
         assert consults(fail(hand, "r")) == []
@@ -200,7 +200,7 @@ def test_other_requests_get_the_place_of_a_paused_lease() -> None:
     assert consults(release(hand, "other")) == ["r"]
 
 
-def test_a_pause_survives_a_restart_with_the_same_end() -> None:
+def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
     hand = pausing()
     fail(hand, "r")
     for facts in (hand.facts, list(condense(hand.allocator.state))):
@@ -214,7 +214,7 @@ def test_a_pause_survives_a_restart_with_the_same_end() -> None:
         check(again.allocator.state)
 
 
-def test_a_paused_lease_ends_like_any_other() -> None:
+def test_a_paused_lease_can_expire_and_be_released() -> None:
     def release_it(hand: Hand):
         return release(hand, "r")
 
@@ -236,7 +236,7 @@ def test_a_paused_lease_ends_like_any_other() -> None:
         check(hand.allocator.state)
 
 
-def test_a_paused_lease_is_renewed_like_any_other() -> None:
+def test_a_paused_lease_can_be_renewed() -> None:
     hand = pausing()
     fail(hand, "r")
     retry_at = hand.now + 2.0
@@ -272,7 +272,7 @@ def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restarts(
+def test_a_policy_that_never_answers_ends_a_queued_lease_in_time_despite_restarts(
     others: int,
 ) -> None:
     hand = at_once()

@@ -1,4 +1,4 @@
-"""Preemption: which leases end for a request, and when."""
+"""Tests of preemption: which leases end for a request, and when they end."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def notices(hand: Hand) -> list[str]:
     return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
 
 
-def test_the_fewest_and_youngest_possible_leases_are_preempted(hand: Hand) -> None:
+def test_preemption_takes_as_few_leases_as_possible_and_the_youngest_of_them(hand: Hand) -> None:
     hold(hand, "old", "n000", "0", "1")
     hold(hand, "young", "n000", "2", "3")
     hold(hand, "a", "n001", "0")
@@ -108,7 +108,7 @@ def test_a_preempted_workload_ends_and_may_be_requeued(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_a_victim_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
+def test_a_victim_of_preemption_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
     lease = hold(
         hand, "a", "n000", "0", "1", "2", "3", runtime_seconds_min=20.0, notice_seconds=5.0
     )
@@ -125,7 +125,7 @@ def test_a_victim_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
     assert consults(hand.step(Tick())) == ["needs"]
 
 
-def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
+def test_a_victim_of_preemption_is_spared_when_the_request_leaves_the_queue(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
@@ -138,7 +138,7 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == lease.expires_at
 
 
-def test_a_victim_is_spared_if_the_request_would_not_fit_anyway(hand: Hand) -> None:
+def test_a_victim_of_preemption_is_spared_if_the_request_would_still_not_fit(hand: Hand) -> None:
     hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
@@ -203,7 +203,7 @@ def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
-def test_preempting_a_lease_with_a_lost_device_frees_it_completely(milli: int) -> None:
+def test_a_preempted_lease_with_a_lost_device_is_freed_completely(milli: int) -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb", node="n000"))
     terms = {"preemptible": True, "ttl_seconds": 1e6}
@@ -218,7 +218,7 @@ def test_preempting_a_lease_with_a_lost_device_frees_it_completely(milli: int) -
     check(hand.allocator.state)
 
 
-def test_a_preempted_leases_lost_device_is_freed_at_its_new_node() -> None:
+def test_a_lost_device_of_a_preempted_lease_is_freed_at_its_new_node() -> None:
     hand = Hand()
     hand.see(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
     hold(hand, "a", "n000", "0")
@@ -232,7 +232,7 @@ def test_a_preempted_leases_lost_device_is_freed_at_its_new_node() -> None:
 
 
 @pytest.mark.parametrize(("starts", "victims"), [(70.0, []), (72.0, ["a"])])
-def test_no_lease_is_preempted_if_the_new_one_would_overlap_a_reservation(
+def test_no_lease_is_preempted_if_the_new_lease_would_overlap_a_reservation(
     starts: float, victims: list[str]
 ) -> None:
     hand = Hand()

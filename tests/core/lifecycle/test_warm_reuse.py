@@ -1,4 +1,4 @@
-"""Warm reuse: which requests take over a warm lease, and which end one."""
+"""Tests of warm leases: which requests take a warm lease over, and which requests end one."""
 
 from by_hand import Hand, ask, consults, lab, nodes, place
 

@@ -1,4 +1,4 @@
-"""Requests with alternatives: which alternative they get, and when."""
+"""Tests of requests with alternatives: which alternative a request gets, and when."""
 
 import sys
 from random import Random
@@ -48,7 +48,7 @@ def test_the_policy_gets_the_first_fitting_alternative(hand):
     assert lease(hand.grant(ask("d", TWO), place("n000", "6", "7"))).choice is None
 
 
-def test_a_request_waits_for_whichever_fits_first(hand):
+def test_a_waiting_request_with_alternatives_is_tried_with_the_preferred_demand_first(hand):
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))
     assert not answers(hand.ask(elastic("a", *SIZES, wait=50)))
     turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
@@ -99,7 +99,7 @@ def test_a_small_quota_leads_to_a_smaller_alternative(hand):
     assert not refusal.details["never"]
 
 
-def test_the_same_request_again_gets_the_same_lease(hand):
+def test_a_repeated_request_with_alternatives_gets_the_lease_of_the_first_request(hand):
     terms = {"idempotency_key": "k"}
     turn = hand.ask(elastic("a", *SIZES, terms=terms))
     granted = lease(hand.propose(turn, place("n000", *"01234567")))
@@ -142,7 +142,7 @@ def draw_demand(draw: Random) -> Demand:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_least_demanding_alternative_fits_on_all_nodes_of_the_others(seed):
+def test_the_least_demanding_alternative_fits_on_each_node_on_which_another_alternative_fits(seed):
     draw = Random(seed)
     hand = Hand()
     for name in "cde":
@@ -184,7 +184,7 @@ def calls_of(work) -> int:
 
 
 def crowd(waiters: int) -> Hand:
-    """Return a fleet with one free node of one device, and waiters that cannot go there."""
+    """Return an allocator with a free node of one device, and waiters that cannot use this node."""
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.grant(ask("all", EIGHT), place("n000", *"01234567"))

@@ -36,7 +36,7 @@ def hand() -> Hand:
 
 
 def full() -> Hand:
-    """Return three racks of two nodes with two pairs of GPUs, all held."""
+    """Return an allocator with three racks of two nodes, whose two pairs of GPUs are all held."""
     hand = Hand()
     gpus = tuple(Gpu(str(n), "A100", 80, link_group=f"l{n // 2}") for n in range(4))
     nodes = [
@@ -50,7 +50,7 @@ def full() -> Hand:
 
 
 def looks(work: Callable[[], Turn]) -> tuple[int, Turn]:
-    """Return how many lines of waiters a turn looks at, and the turn."""
+    """Return the number of lines of waiters at which a turn looks, and the turn."""
     profile = Profile()
     turn = profile.runcall(work)
     found = (each for each in profile.getstats() if not isinstance(each.code, str))
@@ -68,7 +68,7 @@ def release(hand: Hand, name: str) -> tuple[int, Turn]:
 
 
 def go_on(hand: Hand) -> tuple[list[int], list[str]]:
-    """Take the remaining turns; return how many waiters each examined, and who was consulted."""
+    """Take the remaining turns; return how many waiters each examined, and which were consulted."""
     counts, consulted = [], list[str]()
     while hand.allocator.next_deadline() == hand.now:
         many, turn = looks(lambda: hand.step(Tick()))
@@ -139,7 +139,7 @@ def test_waiters_with_anti_affinity_are_examined_once_for_each_release(hand: Han
 
 
 def steps(work: Callable[[], Turn]) -> tuple[int, Turn]:
-    """Return how many calls of functions a turn makes, and the turn."""
+    """Return the number of calls of functions that a turn makes, and the turn."""
     profile = Profile()
     turn = profile.runcall(work)
     return sum(each.callcount for each in profile.getstats()), turn
@@ -184,7 +184,7 @@ def test_the_head_is_not_examined_when_capacity_grows_in_other_clusters(hand: Ha
 
 
 def lines(work: Callable[[], object]) -> int:
-    """Return how many lines of code some work runs."""
+    """Return the number of lines of code that some work runs."""
     many = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> Any:
@@ -221,7 +221,7 @@ def test_each_further_waiter_with_anti_affinity_costs_the_same() -> None:
 
 
 class Model(str):
-    """The name of a model that counts how often it is looked up."""
+    """A name of a GPU model; the class counts look-ups of names in dictionaries."""
 
     __slots__ = ()
     looked_up = 0
@@ -231,7 +231,7 @@ class Model(str):
         return super().__hash__()
 
 
-def test_a_waiter_costs_the_same_however_many_models_others_want() -> None:
+def test_a_waiter_costs_the_same_however_many_models_other_waiters_want() -> None:
     found = {}
     for many in (50, 500):
         hand = full()

@@ -14,7 +14,7 @@ FIRST = ("c", "n000")
 
 @pytest.fixture
 def hand() -> Hand:
-    """Leases hold both nodes, at least in part; one request waits for a whole node."""
+    """An allocator whose two nodes are held at least in part, and a waiter for a whole node."""
     hand = Hand()
     hand.see(nodes(2, 4))
     hand.grant(ask("old-0", WHOLE), place("n000", *"0123"))

@@ -1,4 +1,4 @@
-"""Positions in the queue: its index agrees with a count of all waiters."""
+"""Positions from the index of the queue agree with a count of all waiters."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def waiters(hand: Hand) -> Iterator[RequestId]:
 
 @pytest.fixture(params=range(5))
 def hand(request: pytest.FixtureRequest) -> Hand:
-    """Two tenants hold leases; tenants of several priorities and sizes wait, and some have left."""
+    """An allocator with leases of two tenants, and waiters of several priorities and sizes."""
     draw, hand = Random(request.param), Hand()
     hand.see(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
@@ -48,7 +48,7 @@ def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
     assert queue.positions([RequestId("unknown")]) == {}
 
 
-def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
+def test_the_first_waiters_are_the_head_of_the_order_of_all_waiters(hand: Hand) -> None:
     queue = hand.allocator.requests.queue
     every = [each.ask.id for each in queue.in_turn(1000)]
     assert sorted(every) == sorted(waiters(hand))
@@ -56,7 +56,7 @@ def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
         assert [each.ask.id for each in queue.in_turn(many)] == every[:many]
 
 
-def test_pages_are_in_order_of_seniority(hand: Hand) -> None:
+def test_pages_of_the_queue_are_in_order_of_seniority(hand: Hand) -> None:
     rows, after = list[dict[str, object]](), ""
     while True:
         page = hand.inquire("queue", after=after, limit=7, sees_all=True)

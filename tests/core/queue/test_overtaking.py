@@ -1,4 +1,4 @@
-"""A waiter may be overtaken a limited number of times; then it goes first in its priority."""
+"""A waiter that was overtaken a limited number of times is first in its priority."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place
@@ -15,7 +15,7 @@ TIMES = 3
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann holds one GPU of each node and waits for a whole node; Bob, who holds none, waits too."""
+    """An allocator: ann holds a GPU of each node and waits for a node; bob holds none and waits."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 4))
     hand.grant(ask("ann-0", ONE), place("n000", "0"))
@@ -32,7 +32,7 @@ def head(hand: Hand) -> str:
 
 
 def free(hand: Hand) -> str:
-    """Return the node that is not reserved for the head of the queue."""
+    """Return the one of the two nodes that is not reserved for the head of the queue."""
     ((_, reserved),) = hand.allocator.requests.queue.reservation
     return {"n000": "n001", "n001": "n000"}[reserved]
 
@@ -52,7 +52,9 @@ def overtaken(hand: Hand) -> dict[str, int]:
     return {row["request"]: row["overtaken"] for row in rows}
 
 
-def test_smaller_shares_overtake_only_a_limited_number_of_times(hand: Hand) -> None:
+def test_tenants_with_smaller_shares_overtake_a_request_only_a_limited_number_of_times(
+    hand: Hand,
+) -> None:
     for number in range(TIMES):
         assert overtaken(hand)["ann-2"] == number
         assert come(hand, number) == [f"r{number}"]
@@ -99,7 +101,7 @@ def test_a_request_beyond_its_quota_is_not_overtaken(hand: Hand) -> None:
     assert overtaken(hand) == {"ann-2": 0}
 
 
-def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
+def test_the_count_of_overtakings_survives_restarts_and_checkpoints(hand: Hand) -> None:
     for number in range(TIMES):
         come(hand, number)
     for facts in (hand.facts, list(condense(hand.allocator.state))):
@@ -111,7 +113,7 @@ def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
 
 
 def test_warm_reuse_counts_as_overtaking() -> None:
-    """The overtaken waiter gets a class of its own during the wake that serves the other one."""
+    """The overtaken waiter leaves its class of waiters while the wake serves another waiter."""
     hand = Hand(Allocator(overtaken_max=1))
     hand.see(nodes(2, 4))
     warm = {"tenant": "dee", "provision": Provision("memory", keep_warm_seconds=60.0)}

@@ -1,4 +1,4 @@
-"""Quota is reserved for a request that smaller ones of its own tenant overtook too often."""
+"""Quota is reserved for a request that smaller requests of its tenant overtook too often."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def allow(hand: Hand, tenant: str, gpus: int, project: str | None = None, borrow
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann holds all four GPUs of her quota, one each, and waits for four at once."""
+    """An allocator in which ann holds the four GPUs of her quota, and waits for four at once."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 8))
     allow(hand, "ann", 4)
@@ -32,7 +32,7 @@ def hand() -> Hand:
 
 
 def come(hand: Hand, name: str, device: str, **changes: Any) -> list[str | None]:
-    """Request a GPU; return which waiters its grant overtakes."""
+    """Request a GPU; return the waiters that the grant overtakes."""
     hand.now += 1.0
     turn = hand.ask(ask(name, ONE, **changes))
     if not consults(turn):
@@ -112,7 +112,7 @@ def test_borrowed_quota_is_not_reserved(hand: Hand) -> None:
     assert come(hand, "more", "3") == [None]
 
 
-def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
+def test_the_server_reserves_the_quota_of_a_project_for_its_overtaken_request(hand: Hand) -> None:
     night = {"terms": {"project": "night"}}
     hand.step(CancelAsked(hand.to(), RequestId("large"), Tenant("ann")))
     allow(hand, "ann", 8)
@@ -126,7 +126,7 @@ def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
     assert come(hand, "day", "7", terms={"project": "day"}) == [None]
 
 
-def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None:
+def test_of_two_overtaken_requests_the_earlier_request_is_served_first(hand: Hand) -> None:
     hand.now += 1.0
     hand.ask(ask("second", Demand(gpus=3), wait=1000.0))
     pass_by(hand, TIMES)
@@ -140,7 +140,7 @@ def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None
     assert leave(hand, "large") == ["second"]
 
 
-def test_why_names_the_missing_resources_of_a_waiter(hand: Hand) -> None:
+def test_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
     """`why` names the resources also after a restart, which forgets all news."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))

@@ -1,4 +1,4 @@
-"""Quotas and fair shares: how much each tenant may hold, and who is served next."""
+"""Tests of quotas and fair shares: how much a tenant may hold, and which waiter is next."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def refusal(turn: Any) -> Any:
     return answer.code, answer.details
 
 
-def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
+def test_a_refusal_by_quota_has_the_used_and_the_borrowed_amounts(hand: Hand) -> None:
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0")
     code, details = refusal(hand.ask(of("ann", "b", Demand(gpus=2))))
@@ -76,7 +76,9 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
 
-def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) -> None:
+def test_no_nodes_are_reserved_for_a_request_over_its_quota_which_is_served_later(
+    hand: Hand,
+) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     assert consults(hand.ask(of("ann", "waits", wait=60.0))) == []
@@ -95,7 +97,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
+def test_the_policy_of_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
     """The capacity that grew is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
@@ -162,7 +164,7 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
 
 
 def test_the_dominant_share_decides_the_order() -> None:
-    """Ann holds half of the CPU, bob two of eight GPUs: bob holds less."""
+    """Ann holds half of the CPU, and bob holds two of eight GPUs, which is the smaller share."""
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.grant(of("ann", "cpu", Demand(cpu_milli=32_000)), place("n000", cpu_milli=32_000))
@@ -199,7 +201,7 @@ def test_past_use_of_a_tenant_lowers_its_turn() -> None:
     assert share == pytest.approx(0.375)
 
 
-def test_shares_are_bitwise_equal_however_they_are_computed() -> None:
+def test_shares_of_tenants_are_bitwise_equal_however_they_are_computed() -> None:
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.step(HalfLifeConfigured(7.0))
@@ -263,7 +265,7 @@ def stop(hand: Hand, name: str) -> Any:
 
 
 def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) -> None:
-    """Four workloads of one GPU, each of its own kind, under a quota of two: two GPUs at most."""
+    """A tenant with a quota of two GPUs starts four different workloads of one GPU each."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))
     keep_warm(hand, "ann", "a", "0", project="night")

@@ -1,4 +1,4 @@
-"""All readers within a short time get the same estimate."""
+"""Readers of estimates within a short time get one estimate."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -10,7 +10,7 @@ from moorage.model import Demand, RequestId
 
 @pytest.fixture
 def hand() -> Hand:
-    """A node of one GPU, held until 60, and two requests that wait for it."""
+    """An allocator with a node of one GPU, held until 60, and two requests that wait."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))

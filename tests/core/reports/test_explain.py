@@ -1,4 +1,4 @@
-"""Rows of the listings: fleet, leases, queue and decisions."""
+"""Tests of the rows of the listings of fleet, leases, queue and decisions."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
@@ -54,7 +54,7 @@ def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
     assert clusters[1]["gpu_milli_free"] == 6_000 - 800
 
 
-def test_pages_of_a_cluster_list_each_node_once() -> None:
+def test_the_pages_of_a_cluster_list_each_node_only_once() -> None:
     hand = Hand()
     hand.see(nodes(7, 1))
     found, after = [], ""
@@ -66,7 +66,7 @@ def test_pages_of_a_cluster_list_each_node_once() -> None:
 
 
 def test_a_lease_names_its_lost_machine() -> None:
-    """The lease stays, since its machine may still run; its row must not look healthy."""
+    """The lease of a lost machine stays, but its row must not look healthy."""
     hand = Hand()
     hand.see(nodes(3, 1))
     start = Provision("memory", {"type": "memory"})
@@ -98,7 +98,7 @@ def test_a_lease_names_its_lost_machine() -> None:
     assert hand.inquire("leases")["leases"][0]["reason"] == "released"
 
 
-def test_a_lease_is_listed_completely_except_its_token():
+def test_a_listing_has_all_fields_of_a_lease_except_its_token():
     lease = Lease(
         id=RequestId("r-1"),
         tenant=Tenant("acme"),
@@ -211,7 +211,7 @@ def test_leases_sorted_by_a_column_come_page_by_page() -> None:
     assert "total" not in hand.inquire("leases")
 
 
-def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> None:
+def test_decisions_about_one_tenant_do_not_push_out_decisions_about_another_tenant() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))
@@ -222,7 +222,7 @@ def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> Non
     assert isinstance(hand.inquire("why", "mallory", subject="m5"), Recall)
 
 
-def test_many_decisions_about_one_request_push_out_no_others() -> None:
+def test_many_decisions_about_one_request_push_out_no_decisions_about_other_requests() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))

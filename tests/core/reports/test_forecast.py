@@ -1,4 +1,4 @@
-"""The estimated start of a waiter, assuming that leases last until their deadlines."""
+"""Tests of the estimated start of a waiter, if leases last until their deadlines."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -19,7 +19,7 @@ def turns(hand: Hand) -> dict[str, float | None]:
 
 @pytest.fixture
 def hand() -> Hand:
-    """Two nodes of two GPUs, held until 60 and until 100."""
+    """An allocator with two nodes of two GPUs, one held until 60 and one until 100."""
     hand = Hand()
     hand.see(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
@@ -28,7 +28,7 @@ def hand() -> Hand:
     return hand
 
 
-def test_each_waiter_is_estimated_after_those_before_it(hand: Hand) -> None:
+def test_the_estimate_of_a_waiter_is_after_the_estimates_of_earlier_waiters(hand: Hand) -> None:
     for name, gpus in (("first", 1), ("whole", 2), ("last", 1), ("fourth", 1)):
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=gpus), wait=500))
@@ -39,7 +39,7 @@ def test_each_waiter_is_estimated_after_those_before_it(hand: Hand) -> None:
     assert "first" not in turns(hand)
 
 
-def test_an_unknown_estimate_is_null(hand: Hand) -> None:
+def test_an_estimate_after_the_wait_limit_of_a_request_is_null(hand: Hand) -> None:
     hand.ask(ask("impatient", Demand(gpus=1), wait=30))
     hand.ask(ask("unsized", None, wait=500))
     assert turns(hand) == {"impatient": None}  # The other request is being decided.
@@ -52,7 +52,7 @@ def test_a_gang_is_estimated_when_all_its_nodes_are_free(hand: Hand) -> None:
     assert turns(hand) == {"gang": 100, "one": 160}
 
 
-def test_leases_are_estimated_to_last_like_similar_ones(hand: Hand) -> None:
+def test_leases_are_estimated_to_last_like_similar_leases(hand: Hand) -> None:
     """Eight leases of one GPU ended after ten seconds; eight of two GPUs were renewed to 500."""
     hand.see(nodes(1, 4, "d"))
     placement = {"cluster_id": "d", "node_id": "n000"}

@@ -13,7 +13,7 @@ ONE = Demand(gpus=1)
 
 
 def crowd(waiters: int) -> Hand:
-    """Return an allocator with a full node and this number of waiters."""
+    """Return an allocator with a full node and a number of waiters."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -22,7 +22,7 @@ def crowd(waiters: int) -> Hand:
     return hand
 
 
-def test_the_turn_of_a_checkpoint_encodes_no_waiter() -> None:
+def test_the_turn_that_makes_a_checkpoint_encodes_no_waiter() -> None:
     calls = []
     for waiters in (10, 1_000):
         state, profile = crowd(waiters).allocator.state, Profile()
@@ -34,7 +34,7 @@ def test_the_turn_of_a_checkpoint_encodes_no_waiter() -> None:
     assert calls[0] == calls[1]
 
 
-def test_a_checkpoint_that_is_read_later_lacks_later_events() -> None:
+def test_a_checkpoint_that_is_encoded_later_has_no_later_events() -> None:
     hand = crowd(9)
     state = hand.allocator.state
     body, before = condense(state), [*condense(state)]

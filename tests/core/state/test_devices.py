@@ -1,4 +1,4 @@
-"""A lease holds devices, not positions: its devices stay its own when their positions change."""
+"""A lease holds devices, not positions: a device stays with its lease when its index changes."""
 
 import itertools
 import json
@@ -80,7 +80,7 @@ def test_reordered_devices_get_their_new_index_in_all_leases(order):
     assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
 
 
-def test_a_lost_device_stays_with_its_lease_which_is_notified():
+def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "1")
@@ -180,7 +180,7 @@ def test_devices_of_a_gang_get_their_new_index_on_each_node():
     assert free(hand, "n2") == {"0": 0, "1": 1000}
 
 
-def test_reserved_devices_get_their_new_index_too():
+def test_reserved_devices_get_their_new_index_when_devices_are_reordered():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")
@@ -225,7 +225,7 @@ def test_uuids_found_later_belong_to_the_held_indices():
     assert held_devices(hand, "holder") == ("0",)
 
 
-def test_devices_are_the_same_after_a_replay():
+def test_devices_of_leases_are_the_same_after_a_replay():
     hand = Hand()
     hand.see(both(lab("aaa", "bbb", "ccc"), lab("ddd", node="n2")))
     hold(hand, "lost", "1")
@@ -242,7 +242,7 @@ def test_devices_are_the_same_after_a_replay():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_device_is_promised_twice_however_documents_change(seed):
+def test_no_device_is_in_two_leases_however_documents_change(seed):
     rng, hand = random.Random(seed), Hand()
     uuids = [f"gpu{number}" for number in range(7)]
     names = itertools.count()
@@ -260,7 +260,7 @@ def test_no_device_is_promised_twice_however_documents_change(seed):
         check(hand.allocator.state)
 
 
-def test_a_ledger_without_uuids_uses_device_indices():
+def test_a_ledger_of_a_release_without_uuids_identifies_devices_by_index():
     """In facts of the first release, only a node's identity had UUIDs."""
     before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
     body = FACTS.encode(ClusterSet(before))[1]

@@ -1,4 +1,4 @@
-"""Learnt durations of leases: by similarity, bounded, and weighted by age."""
+"""Tests of the learnt durations of leases: similarity, bounds, and weights by age."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -10,7 +10,7 @@ from moorage.model import Demand, Lease, RequestId, Tenant
 
 @pytest.fixture
 def lease() -> Lease:
-    """A lease of one GPU, granted at 0."""
+    """Return a lease of one GPU that was granted at the time 0."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))

@@ -1,4 +1,4 @@
-"""A machine that is in the inventory twice: the first node counts, the second has no capacity."""
+"""If a machine is in the inventory twice, its first node counts, the second has no capacity."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place
@@ -48,7 +48,7 @@ def test_the_second_node_of_one_machine_has_no_capacity() -> None:
     check(hand.allocator.state)
 
 
-def test_two_nodes_of_a_cluster_with_one_machine_count_once() -> None:
+def test_of_two_nodes_of_a_cluster_on_one_machine_only_one_has_capacity() -> None:
     hand = Hand()
     hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
     assert twins(hand) == {"a/n001": "a/n000"}
@@ -72,7 +72,7 @@ def test_registering_the_same_document_again_changes_nothing() -> None:
     assert len(hand.facts) == facts
 
 
-def test_a_duplicate_counts_once_the_first_node_is_gone() -> None:
+def test_a_duplicate_node_has_capacity_once_the_first_node_is_gone() -> None:
     hand = Hand()
     for cluster in ("a", "b", "c"):
         hand.see(machines(cluster, ("machine m",)))
@@ -83,7 +83,7 @@ def test_a_duplicate_counts_once_the_first_node_is_gone() -> None:
     check(hand.allocator.state)
 
 
-def test_a_machine_that_is_moved_counts_once_its_leases_have_ended() -> None:
+def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> None:
     hand = Hand()
     hand.see(machines("c", ("device GPU-1",)))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -97,7 +97,9 @@ def test_a_machine_that_is_moved_counts_once_its_leases_have_ended() -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("machine m",)])
-def test_a_moved_machine_counts_once_its_leases_have_ended_also_after_a_restart(others) -> None:
+def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended(
+    others,
+) -> None:
     before = Hand()
     before.see(machines("c", ("machine 1",), *([others] if others else [])))
     before.grant(ask("holder", ONE), place("n000", "0"))
@@ -118,7 +120,7 @@ def test_a_moved_machine_counts_once_its_leases_have_ended_also_after_a_restart(
     assert twins(hand) == {}
 
 
-def test_a_renamed_node_counts_under_its_new_name() -> None:
+def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
     hand = Hand()
     hand.see(machines("c", ("machine m",)))
     old = machines("c", ("machine m",))
@@ -132,7 +134,7 @@ def test_a_renamed_node_counts_under_its_new_name() -> None:
     assert twins(hand) == {}
 
 
-def test_the_counted_node_stays_the_same_when_reordered() -> None:
+def test_the_node_of_a_machine_that_has_capacity_stays_the_same_when_nodes_are_reordered() -> None:
     hand = Hand()
     old = machines("c", ("machine m",))
     hand.see(old)
@@ -165,7 +167,7 @@ def test_one_machine_id_with_different_gpus_is_two_machines() -> None:
     assert not is_same_machine((), ())
 
 
-def test_a_request_for_a_duplicate_alone_does_not_fit() -> None:
+def test_a_request_for_a_duplicate_node_alone_does_not_fit() -> None:
     hand = Hand()
     hand.see(machines("a", ("machine m",)))
     hand.see(machines("b", ("machine m",)))

@@ -1,4 +1,4 @@
-"""A common bound leaves room for other tenants, however much one tenant sends."""
+"""A bound that tenants share leaves room for other tenants, however much one tenant sends."""
 
 from by_hand import ask
 
@@ -16,7 +16,7 @@ def let_in(loads: TenantLoads, tenant: str, size: int) -> int:
     return many
 
 
-def test_a_single_tenant_may_use_everything_and_others_still_get_a_part() -> None:
+def test_a_single_tenant_may_use_the_whole_limit_and_other_tenants_still_get_a_part() -> None:
     loads = TenantLoads()
     assert let_in(loads, "mallory", 0) == MANY
     assert let_in(loads, "bob", 0) == let_in(loads, "cay", 0) == MANY // TENANT_SHARE
@@ -24,7 +24,7 @@ def test_a_single_tenant_may_use_everything_and_others_still_get_a_part() -> Non
     assert loads.count == MANY + MANY // OVERFLOW_SHARE
 
 
-def test_bytes_are_shared_among_tenants_like_counts() -> None:
+def test_tenants_share_a_limit_of_bytes_like_a_limit_of_counts() -> None:
     loads = TenantLoads()
     assert let_in(loads, "mallory", 200) == BYTES // 200
     assert let_in(loads, "bob", 50) == BYTES // TENANT_SHARE // 50

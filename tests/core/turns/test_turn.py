@@ -6,11 +6,11 @@ from moorage.core.turns import turn
 from moorage.core.turns.turn import DECISIONS_MAX, TurnWriter
 
 
-def test_recording_a_decision_costs_no_more_when_the_oldest_of_many_is_dropped(
+def test_recording_a_decision_costs_no_more_when_the_oldest_of_many_decisions_is_dropped(
     monkeypatch,
 ) -> None:
     def cost(most: int, more: int = 20_000) -> float:
-        """Return the seconds in which this number of decisions replaces older ones."""
+        """Return the seconds in which a number of decisions replaces older decisions."""
         monkeypatch.setattr(turn, "DECISIONS_MAX", most)
         turns = TurnWriter()
         asks = [ask(f"r{number}", None) for number in range(most + more)]

@@ -1,4 +1,4 @@
-"""The audit log: a hash chain that reveals every change, with several writers, bounded."""
+"""Tests of the audit log: its hash chain reveals changes, with several writers and bounds."""
 
 import asyncio
 import json
@@ -76,7 +76,9 @@ def test_entries_of_several_writers_are_numbered_and_chained(log_folder: Path) -
         *[("swap", place) for place in range(1, 5)],
     ],
 )
-def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str) -> None:
+def test_a_change_of_any_line_of_the_audit_log_is_found(
+    log_folder: Path, place: int, change: str
+) -> None:
     (path,) = log_files(log_folder)
     lines = path.read_bytes().splitlines(keepends=True)
     if change == "edit":
@@ -92,7 +94,7 @@ def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str
         verify(log_folder)
 
 
-def test_a_change_of_any_byte_is_found(log_folder: Path) -> None:
+def test_a_change_of_any_byte_of_the_audit_log_is_found(log_folder: Path) -> None:
     (path,) = log_files(log_folder)
     whole = path.read_bytes()
     for place, byte in enumerate(whole):
@@ -101,7 +103,7 @@ def test_a_change_of_any_byte_is_found(log_folder: Path) -> None:
             verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_continues(log_folder: Path) -> None:
+def test_a_torn_line_of_the_audit_log_is_cut_off_and_the_chain_continues(log_folder: Path) -> None:
     (path,) = log_files(log_folder)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
@@ -119,7 +121,7 @@ def write_three_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pat
     return log_files(folder)
 
 
-def test_a_file_without_its_end_hides_no_later_file(
+def test_a_file_of_the_audit_log_without_its_end_hides_no_later_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = write_three_files(tmp_path, monkeypatch)
@@ -131,7 +133,7 @@ def test_a_file_without_its_end_hides_no_later_file(
         list(read_lines(tmp_path))
 
 
-def test_a_follower_does_not_read_a_full_file_again(
+def test_a_reader_that_follows_the_audit_log_does_not_read_a_full_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = write_three_files(tmp_path, monkeypatch)
@@ -160,7 +162,7 @@ def test_the_next_entry_of_a_truncated_log_reports_the_loss(tmp_path: Path, left
     assert verify(tmp_path)[1].number == left + 3
 
 
-def test_a_chain_end_noted_elsewhere_reveals_a_truncated_or_rewritten_log(
+def test_a_hash_noted_elsewhere_reveals_a_truncated_or_rewritten_audit_log(
     log_folder: Path, tmp_path: Path
 ) -> None:
     ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(log_folder)]
@@ -179,7 +181,7 @@ def test_a_chain_end_noted_elsewhere_reveals_a_truncated_or_rewritten_log(
         verify(log_folder, ends[1])
 
 
-def test_the_size_of_files_is_bounded_and_the_oldest_are_deleted(
+def test_files_of_the_audit_log_are_bounded_in_size_and_the_oldest_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
@@ -196,7 +198,7 @@ def test_the_size_of_files_is_bounded_and_the_oldest_are_deleted(
     assert verify(tmp_path)[1].number == 101
 
 
-def test_processes_that_write_simultaneously_make_one_chain(tmp_path: Path) -> None:
+def test_processes_that_write_the_audit_log_simultaneously_make_one_chain(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from moorage.daemon.access.audit_files import AuditFiles\n"
@@ -213,7 +215,7 @@ def test_processes_that_write_simultaneously_make_one_chain(tmp_path: Path) -> N
     assert verify(tmp_path)[1].number == 450
 
 
-def test_closing_the_log_writes_all_accepted_entries(tmp_path: Path) -> None:
+def test_closing_the_audit_log_writes_all_accepted_entries(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1000):
         log.note(entry(number))
@@ -221,7 +223,7 @@ def test_closing_the_log_writes_all_accepted_entries(tmp_path: Path) -> None:
     assert verify(tmp_path)[1].number == 1000
 
 
-async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
+async def test_after_the_wait_for_an_audit_entry_the_entry_is_on_the_disk(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1, 4):
         log.note(entry(number))
@@ -235,7 +237,7 @@ async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log.close()
 
 
-async def test_under_load_entries_are_gathered_unless_a_caller_waits(
+async def test_under_load_audit_entries_are_gathered_unless_a_caller_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "GATHER_SECONDS_MAX", 1e6)
@@ -251,7 +253,9 @@ async def test_under_load_entries_are_gathered_unless_a_caller_waits(
 
 
 @pytest.mark.parametrize("days", [0, 1])
-async def test_a_start_adds_ledger_entries_that_the_log_lacks(tmp_path: Path, days: int) -> None:
+async def test_at_a_start_the_server_adds_entries_for_facts_that_the_audit_log_lacks(
+    tmp_path: Path, days: int
+) -> None:
     ledger = MemoryLedger()
     await ledger.open()
     cordons = [Cordoned(ClusterId("east"), NodeId(f"n{each}"), 5.0, ANN) for each in range(2500)]
@@ -277,7 +281,7 @@ async def test_a_start_adds_ledger_entries_that_the_log_lacks(tmp_path: Path, da
     assert verify(tmp_path)[1].number == second["number"]
 
 
-async def test_entries_during_recovery_follow_the_recovered_ones(tmp_path: Path) -> None:
+async def test_audit_entries_during_recovery_follow_the_recovered_entries(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note(AuditEntry(3.0, "new", seq=9))
@@ -288,7 +292,7 @@ async def test_entries_during_recovery_follow_the_recovered_ones(tmp_path: Path)
     assert [each["what"] for each in read_lines(tmp_path)] == ["old", "server.started", "new"]
 
 
-def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> None:
+def test_the_next_start_recovers_audit_entries_of_a_failed_start(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note_all([AuditEntry(3.0, "lease.granted", seq=9), AuditEntry(3.0, "right.refused")])
@@ -296,7 +300,7 @@ def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> No
     assert [each["what"] for each in read_lines(tmp_path)] == ["right.refused"]
 
 
-def test_an_entry_that_is_not_unicode_text_stops_no_other_entry(tmp_path: Path) -> None:
+def test_an_audit_entry_that_is_not_unicode_text_stops_no_other_entry(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.note_all([entry(1, why="half a \ud800 pair"), entry(2)])
     log.note(AuditEntry(1.0, "x", about={"number": 1 << 70}))
@@ -327,7 +331,7 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     ]
 
 
-def test_entries_wait_for_a_failing_disk_and_dropped_ones_are_counted(
+def test_audit_entries_wait_for_a_failing_disk_and_dropped_entries_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
@@ -345,7 +349,7 @@ def test_entries_wait_for_a_failing_disk_and_dropped_ones_are_counted(
     assert "audit.dropped" in whats
 
 
-def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) -> None:
+def test_the_audit_log_has_the_former_values_of_changes_by_operators(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     nothing = lambda _: None  # noqa: E731  # A stand-in for functions that this test does not need.
     trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
@@ -412,7 +416,7 @@ def test_with_audit_days_0_no_entries_are_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_are_valid_json_as_stored(log_folder: Path) -> None:
+def test_stored_lines_of_the_audit_log_are_valid_json(log_folder: Path) -> None:
     (path,) = log_files(log_folder)
     for line in path.read_text().splitlines():
         assert json.loads(line)["who"] == "ann"

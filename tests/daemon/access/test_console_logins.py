@@ -1,4 +1,4 @@
-"""Logins to the console: they outlast a restart, and each tenant has a bounded number."""
+"""Logins to the console outlast a restart, and each tenant has a bounded number of logins."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def caller(token: str | None) -> Caller | None:
 
 @pytest.fixture
 def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Logins of a server on one storage; each call opens them as another server."""
+    """Return a function that opens the logins of one storage, as another server does."""
     monkeypatch.setattr(console_logins, "LOGINS_OF_TENANT_MAX", 4)
     monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
     with ExitStack() as stack:
@@ -42,7 +42,7 @@ def cookie(logins: ConsoleLogins, tenant: str) -> str:
     return entered[0]
 
 
-def test_many_logins_of_one_tenant_end_none_of_another(open_logins: Open) -> None:
+def test_many_logins_of_one_tenant_end_no_login_of_another_tenant(open_logins: Open) -> None:
     store = open_logins()
     other = cookie(store, "b")
     ours = [cookie(store, "a") for _ in range(13)]
@@ -50,7 +50,9 @@ def test_many_logins_of_one_tenant_end_none_of_another(open_logins: Open) -> Non
     assert [store.find([each]) is not None for each in ours] == [False] * 9 + [True] * 4
 
 
-def test_when_all_logins_are_taken_the_tenant_with_most_loses_one(open_logins: Open) -> None:
+def test_when_all_logins_are_taken_the_tenant_with_most_logins_loses_a_login(
+    open_logins: Open,
+) -> None:
     store = open_logins()
     many = [cookie(store, "a") for _ in range(4)]
     few = [cookie(store, f"t{number}") for number in range(11)]
@@ -58,7 +60,7 @@ def test_when_all_logins_are_taken_the_tenant_with_most_loses_one(open_logins: O
     assert sum(store.find([each]) is not None for each in many) == 1
 
 
-def test_another_server_knows_a_login_until_its_logout(open_logins: Open) -> None:
+def test_another_server_on_the_database_knows_a_login_until_its_logout(open_logins: Open) -> None:
     first, second = open_logins(), open_logins()
     entered = first.enter("ann")
     assert entered is not None

@@ -1,4 +1,4 @@
-"""Tokens of an OpenID Connect issuer: which are accepted, with which role, and which refused."""
+"""Tests of tokens of an OpenID Connect issuer: their tenants and roles, and refused tokens."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ def public_row(key: Any, kid: str, **more: Any) -> dict[str, Any]:
 
 
 class Issuer(Site):
-    """Discovery document and keys, over HTTP on loopback."""
+    """An issuer on loopback that serves a discovery document and keys over HTTP."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = [public_row(RSA_KEYS[0], "one")]
@@ -63,7 +63,7 @@ class Issuer(Site):
     def token(
         self, key: Any = RSA_KEYS[0], alg: str = "RS256", kid: str | None = "one", **claims: Any
     ) -> str:
-        """Return a token; a claim that is None is left out."""
+        """Return a token of the issuer without the claims that are None."""
         header = {} if kid is None else {"kid": kid}
         return jwt.encode(self.claims(**claims), key, alg, header)
 
@@ -105,7 +105,7 @@ def part(content: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
 
 
-async def test_a_token_of_the_issuer_has_the_tenant_and_role_of_its_claims(
+async def test_the_claims_of_an_issuers_token_give_tenant_and_role(
     issuer: Issuer,
 ) -> None:
     caller = await ask(verifier(issuer), issuer.token())
@@ -122,7 +122,7 @@ KEYS = {
 
 @pytest.mark.parametrize("algorithm", KEYS)
 @pytest.mark.parametrize("kid", ["two", None])
-async def test_other_kinds_of_keys_verify_and_a_single_key_needs_no_id(
+async def test_tokens_with_other_kinds_of_keys_verify_and_a_single_key_needs_no_id(
     issuer: Issuer, algorithm: str, kid: str | None
 ) -> None:
     key = KEYS[algorithm]
@@ -206,7 +206,7 @@ async def test_the_log_says_that_a_token_is_for_another_audience(issuer: Issuer)
     assert refused["reason"].endswith("oidc_audience is moorage")
 
 
-async def test_a_key_that_names_its_algorithm_verifies_no_other(issuer: Issuer) -> None:
+async def test_a_key_that_names_its_algorithm_verifies_no_other_algorithm(issuer: Issuer) -> None:
     issuer.rows = [public_row(RSA_KEYS[0], "one", alg="RS256")]
     tokens = verifier(issuer)
     assert await ask(tokens, issuer.token(alg="PS256")) is None
@@ -246,7 +246,7 @@ async def test_claims_may_lie_in_objects_and_have_names_with_dots(issuer: Issuer
     assert (caller.tenant, caller.role) == ("ann", Role.VIEWER)
 
 
-async def test_a_rotated_key_is_fetched_once_for_all_and_a_withdrawn_one_is_refused(
+async def test_a_rotated_key_is_fetched_once_for_all_tokens_and_a_withdrawn_key_is_refused(
     issuer: Issuer,
 ) -> None:
     tokens, old, new = verifier(issuer), issuer.token(), issuer.token(RSA_KEYS[1], kid="two")
@@ -334,7 +334,7 @@ async def test_unusable_signing_keys_are_ignored(issuer: Issuer) -> None:
     assert await ask(verifier(issuer), issuer.token()) is not None
 
 
-async def test_with_an_issuer_callers_need_a_token_that_has_not_expired(
+async def test_with_an_issuer_every_caller_needs_a_token_that_has_not_expired(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oidc = verifier(issuer)
@@ -353,7 +353,7 @@ async def test_with_an_issuer_callers_need_a_token_that_has_not_expired(
 
 
 def signing_out(endpoint: object) -> BrowserSignIn:
-    """Return the sign-in at an issuer whose discovery document has this endpoint of logouts."""
+    """Return the sign-in at an issuer whose discovery document has a given logout endpoint."""
     keys = IssuerKeys("https://login.example")
     keys.discovered = {"end_session_endpoint": endpoint}
     request = {"client_id": "console", "audience": "moorage", "scopes": "openid"}
@@ -386,7 +386,7 @@ async def test_a_fragment_of_an_endpoint_is_no_part_of_the_address() -> None:
 @pytest.mark.parametrize(
     "endpoint", [None, 3, "javascript:alert()", "http://login.example/end", "//evil.example"]
 )
-async def test_a_logout_goes_to_a_safe_address_only(endpoint: object) -> None:
+async def test_a_logout_sends_the_browser_only_to_a_safe_address(endpoint: object) -> None:
     assert await signing_out(endpoint).leave("", "https://moorage.example/back") is None
 
 

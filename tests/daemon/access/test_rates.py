@@ -1,4 +1,4 @@
-"""The rate limits of one tenant, by a clock that the test moves."""
+"""Tests of the rate limits of one tenant, by a clock that the test moves."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def count_refusals(limits: TenantRates, tenant: Tenant, count: int) -> int:
     return sum(limits.refusal(tenant) is not None for _ in range(count))
 
 
-def test_each_tenant_has_its_own_limit_per_second() -> None:
+def test_the_limit_per_second_holds_for_each_tenant_separately() -> None:
     clock = Clock()
     limits = TenantRates(5, 0, clock)
     assert count_refusals(limits, ANN, 8) == 3
@@ -32,7 +32,7 @@ def test_each_tenant_has_its_own_limit_per_second() -> None:
     assert count_refusals(limits, ANN, 8) == 3
 
 
-def test_a_refusal_names_the_setting_and_the_time_to_retry() -> None:
+def test_a_refusal_for_a_rate_names_the_setting_and_the_time_to_retry() -> None:
     limits = TenantRates(2, 0, Clock())
     assert count_refusals(limits, ANN, 2) == 0
     no = limits.refusal(ANN)
@@ -43,7 +43,7 @@ def test_a_refusal_names_the_setting_and_the_time_to_retry() -> None:
     assert no.expected == "the same again, in 0.5 s"
 
 
-def test_uploads_are_counted_by_the_minute() -> None:
+def test_uploads_of_a_tenant_are_counted_by_the_minute() -> None:
     clock = Clock()
     limits = TenantRates(0, 2, clock)
     assert count_refusals(limits, ANN, 1_000) == 0
@@ -65,7 +65,7 @@ def test_the_number_of_remembered_tenants_is_bounded(monkeypatch: pytest.MonkeyP
     assert count_refusals(limits, Tenant("a"), 1) == 0
 
 
-def test_time_restores_a_spent_allowance() -> None:
+def test_time_restores_a_spent_rate() -> None:
     clock = Clock()
     rate = EvaluationRate(6, clock)
     assert rate.refusal(ANN) is None

@@ -1,4 +1,4 @@
-"""The right to change a cluster, block or executor, by owner and role."""
+"""Tests of the right to change a cluster, block or executor, by owner and role."""
 
 from contextlib import nullcontext
 from functools import partial

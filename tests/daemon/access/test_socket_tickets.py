@@ -1,4 +1,4 @@
-"""Tickets for the WebSocket: each is good once, for ten seconds, and their number is bounded."""
+"""A ticket for the WebSocket is good once and for ten seconds; the number is bounded."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def tickets() -> SocketTickets:
     return SocketTickets(lambda token: Caller(Tenant(token), Role.CLIENT) if token else None)
 
 
-def test_a_ticket_can_be_used_only_once() -> None:
+def test_a_socket_ticket_can_be_used_only_once() -> None:
     store = tickets()
     secret, ticket = store.issue("ann")
     assert store.redeem(secret) == ticket
@@ -21,7 +21,7 @@ def test_a_ticket_can_be_used_only_once() -> None:
     assert store.redeem("guessed") is None
 
 
-def test_a_ticket_is_void_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_ticket_is_void_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     store = tickets()
     secret, ticket = store.issue("ann")
     monkeypatch.setattr(socket_tickets.time, "time", lambda: ticket.expires_at)
@@ -29,7 +29,7 @@ def test_a_ticket_is_void_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     assert TICKET_SECONDS == 10
 
 
-def test_a_tenant_at_its_limit_takes_no_tickets_of_others() -> None:
+def test_a_tenant_at_its_limit_of_tickets_ends_no_tickets_of_other_tenants() -> None:
     store = tickets()
     theirs, _ = store.issue("bob")
     ours = [store.issue("ann")[0] for _ in range(TICKETS_MAX + 5)]

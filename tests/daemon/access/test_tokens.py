@@ -1,4 +1,4 @@
-"""Tokens of the settings, and named tokens in the data folder."""
+"""Tests of tokens in the settings, and of named tokens in the data folder."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,9 @@ def revoke(folder: Path, name: str) -> bool:
         return other.revoke(name, time.time())
 
 
-def test_without_tokens_all_are_local_admins(tmp_path: Path, store: TokenStore) -> None:
+def test_without_tokens_every_caller_is_an_admin_of_the_tenant_local(
+    tmp_path: Path, store: TokenStore
+) -> None:
     caller = Tokens({}, store=store).caller(None)
     assert caller is not None
     assert (caller.tenant, caller.role) == ("local", Role.ADMIN)
@@ -78,7 +80,7 @@ def test_a_revoked_token_is_refused_at_once_and_the_server_stays_closed(
     assert not revoke(tmp_path, "ci")
 
 
-def test_a_revocation_in_a_file_that_replaces_the_open_one_counts(
+def test_a_revocation_in_a_file_that_replaces_the_open_token_file_counts(
     tmp_path: Path, store: TokenStore
 ) -> None:
     tokens, path = Tokens({}, store=store), tmp_path / "tokens.db"
@@ -99,7 +101,7 @@ def test_an_expired_token_is_refused(store: TokenStore) -> None:
     assert [each.state(time.time()) for each in store.tokens().values()] == ["expired"]
 
 
-async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
+async def test_a_removed_token_ends_sessions_and_an_added_token_does_not(
     tmp_path: Path, store: TokenStore
 ) -> None:
     create(tmp_path, "first")
@@ -117,7 +119,7 @@ async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
     following.cancel()
 
 
-async def test_a_revocation_applies_without_waiting_for_expiring_tokens(
+async def test_a_revocation_takes_effect_at_once_although_other_tokens_expire_later(
     tmp_path: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(tmp_path, "first")
@@ -133,7 +135,7 @@ async def test_a_revocation_applies_without_waiting_for_expiring_tokens(
     following.cancel()
 
 
-async def test_an_unreadable_store_ends_no_session(tmp_path: Path, store: TokenStore) -> None:
+async def test_an_unreadable_token_store_ends_no_session(tmp_path: Path, store: TokenStore) -> None:
     """The database may be restarting; admitted sessions continue."""
     create(tmp_path, "first")
     tokens = Tokens({}, store=store)
@@ -152,7 +154,9 @@ async def test_an_unreadable_store_ends_no_session(tmp_path: Path, store: TokenS
     following.cancel()
 
 
-def test_only_digests_are_stored_for_the_owner_alone(tmp_path: Path) -> None:
+def test_only_digests_of_tokens_are_stored_in_a_file_that_only_its_owner_can_read(
+    tmp_path: Path,
+) -> None:
     made = create(tmp_path, "ci")
     (path,) = tmp_path.iterdir()
     assert made.encode() not in path.read_bytes()
@@ -168,7 +172,7 @@ def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["newer", "garbage"])
-def test_an_unreadable_store_admits_no_caller(
+def test_an_unreadable_token_store_admits_no_caller(
     tmp_path: Path, store: TokenStore, damage: str
 ) -> None:
     made = create(tmp_path, "ci")

@@ -1,4 +1,4 @@
-"""Nodes of agents in their cluster's document: nodes that arrive together are written together."""
+"""Nodes of agents that arrive together are written together into their cluster's document."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 MACHINES = 100
 WRITES_MAX = 10
-"""Maximum writes of a document while a hundred machines join; one by one, each would write it once.
+"""Maximum writes of a document while a hundred machines join, which would else write it 100 times.
 """
 
 
@@ -54,7 +54,7 @@ async def test_machines_that_join_together_share_one_write(catalog, writes) -> N
     assert len(writes) == written, "an unchanged node causes no write"
 
 
-async def test_a_refused_node_does_not_stop_the_others_of_its_write(catalog, writes) -> None:
+async def test_a_refused_node_does_not_stop_the_other_nodes_of_its_write(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     await nodes.put(place("here", "other"), node("here", machineId="m"))
     nodes_of_lab = {"a": node("a"), "twin": node("twin", machineId="m"), "b": node("b")}
@@ -87,7 +87,7 @@ async def test_changes_of_one_node_are_made_in_order(catalog) -> None:
     assert await nodes.get(place("box", "no-such-cluster")) is None
 
 
-async def test_a_cancelled_call_cancels_no_other(catalog) -> None:
+async def test_a_cancelled_registration_of_a_machine_cancels_no_other_registration(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(20)]
     putting = [asyncio.create_task(nodes.put(place(each), node(each))) for each in names]

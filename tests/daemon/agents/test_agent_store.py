@@ -1,4 +1,4 @@
-"""The store of agents: each process sees the changes of others, and machines cost no others."""
+"""Tests of the store of agents: processes see each other's changes, and a join reads one row."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -33,7 +33,9 @@ def join(store: AgentStore, name: str) -> str:
     return store.join(token, place, name, SHOWN)
 
 
-def test_a_change_by_one_process_is_seen_by_another(opened: Callable[[], AgentStore]) -> None:
+def test_a_change_of_agents_by_one_process_is_seen_by_another_process(
+    opened: Callable[[], AgentStore],
+) -> None:
     with closing(opened()) as server, closing(opened()) as command:
         keys = {name: join(store, name) for name, store in (("a", server), ("b", command))}
         keys |= {name: join(store, name) for name, store in (("c", command), ("d", server))}
@@ -71,7 +73,7 @@ def test_a_replaced_server_does_not_disconnect_an_agent_of_its_successor(
         assert not replaced.agents()[place].connected
 
 
-def test_a_joining_machine_causes_no_read_of_other_machines(
+def test_a_machine_that_joins_causes_no_read_of_other_machines(
     opened: Callable[[], AgentStore],
 ) -> None:
     with closing(opened()) as store, closing(opened()) as command:
@@ -85,7 +87,7 @@ def test_a_joining_machine_causes_no_read_of_other_machines(
         assert all(after[place] is record for place, record in before.items())
 
 
-def test_a_change_that_fails_changes_nothing(opened: Callable[[], AgentStore]) -> None:
+def test_a_change_of_agents_that_fails_changes_nothing(opened: Callable[[], AgentStore]) -> None:
     with closing(opened()) as store:
         token = store.find(store.create_token("lab", NOW, NOW + 600), NOW)
         assert isinstance(token, JoiningToken)

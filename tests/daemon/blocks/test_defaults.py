@@ -1,4 +1,4 @@
-"""The built-in policies of a block: the score is the free capacity, or 0 without a fit."""
+"""The built-in policies of blocks score a cluster by its free capacity, or 0 without a fit."""
 
 import random
 
@@ -24,7 +24,7 @@ def hold(fleet: Fleet, cluster: str, name: str, *gpus: str, **amounts: int) -> N
     fleet.take(Share(ClusterId(cluster), NodeId(name), gpus, **amounts))
 
 
-def test_the_default_policy_scores_only_nodes_of_the_cluster():
+def test_the_default_policy_of_blocks_scores_only_nodes_of_the_cluster():
     fleet = fleet_of(a=[node("a1"), node("a0", gpus=1)], b=[node("b0", gpus=0)], c=[])
     assert nodes_of(fleet, "a") == {"a0": ("0",), "a1": ("0", "1")}
     assert nodes_of(fleet, "b") == {"b0": ()}
@@ -59,14 +59,14 @@ def test_only_requested_resources_count():
     assert dry_run(fleet, "a", Demand(memory_mib=1)) == {"score": 1.0, "node_info": info}
 
 
-def test_a_share_goes_to_the_fullest_gpu_that_fits():
+def test_a_share_of_a_block_goes_to_the_fullest_gpu_that_fits():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "1", gpu_milli=600)
     found = dry_run(fleet, "a", Demand(gpus=1, gpu_milli=400))
     assert found == {"score": 0.7, "node_info": {"node_id": "a0", "gpus": ["1"]}}
 
 
-def test_a_cluster_without_nodes_or_outside_the_fleet_scores_nothing():
+def test_a_cluster_without_nodes_or_outside_the_fleet_gets_no_score():
     for fleet in (Fleet(), fleet_of(a=[], b=[node("b0")])):
         found = dry_run(fleet, "a", Demand(gpus=1))
         assert found == {"score": 0.0, "node_info": {}, "error": "it has no nodes"}
@@ -74,7 +74,7 @@ def test_a_cluster_without_nodes_or_outside_the_fleet_scores_nothing():
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_selected_clusters_fit_and_refused_ones_do_not(seed):
+def test_the_block_fits_on_each_selected_cluster_and_on_no_refused_cluster(seed):
     dice = random.Random(seed)
     fleet = fleet_of(
         a=[node(f"a{number}", gpus=dice.randrange(4)) for number in range(dice.randrange(5))],

@@ -1,4 +1,4 @@
-"""Bounds of block requests: clusters, turns and tasks, with the built-in policies alone."""
+"""Tests of the bounds of block requests: clusters, turns and tasks, with built-in policies."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ HERE, THERE = Tenant("here"), Tenant("there")
 
 
 class House:
-    """Blocks over a real catalog; no policy is named, so no cell is ever started."""
+    """The service of blocks over a real catalog; no block names a policy, so no cell starts."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -85,7 +85,7 @@ async def test_surplus_clusters_are_cut_off_with_a_warning(house):
     assert (await house.blocks(3).place(HERE, {}, "dry_run")).warnings == []
 
 
-async def test_a_block_request_beyond_the_limit_is_refused_and_the_others_are_served(house):
+async def test_a_block_request_beyond_the_limit_is_refused_and_other_requests_are_served(house):
     await house.register("a")
     placing = house.blocks()
     many = placement.RUNNING_MAX + placement.WAITING_MAX  # Includes one turn for other tenants.
@@ -97,7 +97,7 @@ async def test_a_block_request_beyond_the_limit_is_refused_and_the_others_are_se
     assert (await placing.place(HERE, {}, "dry_run")).result["id"] == "a"
 
 
-async def test_a_flood_of_one_tenants_blocks_refuses_nothing_of_another(house):
+async def test_a_flood_of_blocks_by_one_tenant_causes_no_refusal_of_another_tenant(house):
     await house.register("a")
     placing = house.blocks()
     many = placement.RUNNING_MAX + placement.WAITING_MAX + 9
@@ -128,7 +128,7 @@ async def test_a_task_belongs_to_its_tenant_and_shows_its_state(house):
     assert (done["status"], json.loads(bytes(done["result"]))["id"]) == ("completed", "a")
 
 
-async def test_finished_tasks_make_room_and_pending_ones_do_not(house):
+async def test_finished_tasks_of_blocks_make_room_and_pending_tasks_do_not(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     first = await services.allocate({"policies": "wrong"}, "here")
@@ -144,7 +144,7 @@ async def test_finished_tasks_make_room_and_pending_ones_do_not(house):
     await asyncio.gather(*house.tasks)
 
 
-async def test_the_tenant_with_most_tasks_makes_room(house):
+async def test_the_tenant_with_most_tasks_of_blocks_makes_room(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     first = await services.allocate({}, "there")

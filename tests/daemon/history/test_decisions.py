@@ -1,4 +1,4 @@
-"""Pages of decisions over a ledger of many facts."""
+"""Tests of pages of decisions, from a ledger of many facts."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from moorage.records.rights import Caller, Role
 ONE = Ask(RequestId("r"), Tenant("ann"), PolicyRef("p", "d"))
 
 
-async def test_a_page_without_a_match_leads_to_the_next_one() -> None:
+async def test_a_page_of_decisions_without_a_match_leads_to_the_next_page() -> None:
     ledger = MemoryLedger()
     await ledger.open()
     who = RequestId("first"), Tenant("ann"), ""
@@ -51,7 +51,7 @@ async def test_a_page_without_a_match_leads_to_the_next_one() -> None:
     assert found["next"] is None
 
 
-def test_refusals_of_a_tenant_do_not_push_out_those_of_another() -> None:
+def test_refusals_of_a_tenant_do_not_push_out_refusals_of_another_tenant() -> None:
     decisions = Decisions(MemoryLedger())
     for number in range(REFUSALS_MAX + 1):
         tenant = "bob" if number == 0 else "mallory"

@@ -1,4 +1,4 @@
-"""How many earlier fleets one tenant, and all tenants together, may compute at one time."""
+"""Tests of the number of earlier fleets that one tenant, and all tenants, may compute at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def caller(name: str) -> Caller:
 
 
 async def recall(fleets: RecalledFleets, *tenants: str) -> list[object]:
-    """Recall one fleet per tenant at the same time; return the fleets or errors."""
+    """Recall a fleet for each tenant at the same time; return the fleets or errors."""
     recalls = (fleets.at(1e9, caller(each)) for each in tenants)
     return await asyncio.gather(*recalls, return_exceptions=True)
 
@@ -60,7 +60,9 @@ async def test_recalled_fleets_of_all_tenants_are_bounded(fleets: RecalledFleets
     assert "wait here" in refused[0]
 
 
-async def test_a_caller_that_leaves_frees_its_place(fleets: RecalledFleets) -> None:
+async def test_a_caller_of_a_recalled_fleet_that_leaves_frees_its_place(
+    fleets: RecalledFleets,
+) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)

@@ -1,4 +1,4 @@
-"""Progress of requests that several messages repeat, and of HTTP callers, who get none."""
+"""Tests of progress of requests that messages repeat, and of HTTP callers, who get none."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ OLD, NEW = Address(SessionId("old"), 1), Address(SessionId("new"), 1)
 
 
 class Streams:
-    """Progress, and the messages that each session gets."""
+    """The progress of requests, and the messages that each session gets."""
 
     def __init__(self) -> None:
         self.told: dict[SessionId, list[Any]] = {OLD.session: [], NEW.session: []}
@@ -71,7 +71,7 @@ async def test_a_repeated_request_gets_the_progress_of_a_workload_that_still_sta
 
 
 @pytest.mark.parametrize("streamed_before", [True, False])
-async def test_a_request_repeated_during_a_long_decision_hears_of_it(
+async def test_a_request_repeated_during_a_long_decision_gets_the_progress_of_the_decision(
     monkeypatch: pytest.MonkeyPatch, streamed_before: bool
 ) -> None:
     monkeypatch.setattr(request_progress, "PAUSE_SECONDS", 0.01)
@@ -89,7 +89,9 @@ async def test_a_request_repeated_during_a_long_decision_hears_of_it(
     assert streams.told[NEW.session] == [(7, "deciding")]
 
 
-async def test_a_session_that_ends_leaves_the_progress_to_the_other_one() -> None:
+async def test_after_the_end_of_a_session_the_other_session_of_a_request_gets_the_progress() -> (
+    None
+):
     streams = Streams()
     streams.progress.add(OLD, FIRST, 1)
     streams.progress.add(NEW, AGAIN, 7)
@@ -99,13 +101,13 @@ async def test_a_session_that_ends_leaves_the_progress_to_the_other_one() -> Non
     assert streams.told == {OLD.session: [], NEW.session: [(7, "ready")]}
 
 
-def is_streamed(thing: object) -> bool:
-    """Return whether this is an entry of a request; the memory of a server shows nowhere else."""
-    return isinstance(thing, request_progress._Streamed)
+def is_streamed(candidate: object) -> bool:
+    """Return whether the progress in memory has an entry of a request."""
+    return isinstance(candidate, request_progress._Streamed)
 
 
 @pytest.mark.heavy
-async def test_an_http_caller_that_left_leaves_no_progress(tmp_path: Path) -> None:
+async def test_an_http_caller_that_left_leaves_no_progress_in_memory(tmp_path: Path) -> None:
     node = {"id": "n", "gpus": {"count": 1}, "vcpus": {"count": 8}, "memory": 8_192}
     cluster = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
     terms = {"ttl_seconds": 60, "wait_seconds": 60}

@@ -52,7 +52,7 @@ def take_some(fleet: Fleet, chance: random.Random, times: int = 30) -> None:
 
 
 def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
-    """Count by placing: the number of grants to a policy that requests repeatedly."""
+    """Count the copies of a demand by placing them one by one until none fits."""
     tried, count = fleet.imagined(), 0
     while tried.feasible(demand, slice(row, row + 1))[0]:
         tried.take(tried.share(row, demand, tried.pick_gpus(row, demand) if demand.gpus else []))
@@ -61,7 +61,7 @@ def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_as_many_copies_are_counted_as_can_be_placed(seed):
+def test_the_count_of_a_shape_is_the_number_of_copies_that_can_be_placed(seed):
     chance = random.Random(seed)
     fleet = fleet_of([node(n, chance) for n in range(12)])
     take_some(fleet, chance)
@@ -119,7 +119,7 @@ def test_a_gang_takes_different_nodes_and_one_rack_if_requested():
     assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).row()["fits"] == 2
 
 
-def test_the_most_frequent_shapes_come_before_the_default_ones():
+def test_the_most_frequent_shapes_come_before_the_default_shapes():
     request = AskedShapes()
     for times, gpus in ((3, 3), (5, 5), (1, 8)):
         for _ in range(times):
@@ -132,7 +132,7 @@ def test_the_most_frequent_shapes_come_before_the_default_ones():
     assert [demand for demand, _ in AskedShapes().most(None)] == list(USUAL)
 
 
-def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
+def test_the_number_of_counted_shapes_is_bounded_and_the_most_frequent_stay():
     request = AskedShapes()
     for _ in range(50):
         request.note(ANN, Demand(gpus=5))
@@ -143,7 +143,7 @@ def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
     assert request.most(ANN)[0][0] == Demand(gpus=5)
 
 
-def test_a_row_names_the_nodes_with_most_stranded_capacity():
+def test_a_row_of_shapes_names_the_nodes_with_most_stranded_capacity():
     gpus = tuple(Gpu(str(number), "A") for number in range(4))
     names = ("n0", "n1", "n2", "n3", "n4")
     fleet = fleet_of([Node(NodeId(name), 32_000, 100_000, gpus) for name in names])

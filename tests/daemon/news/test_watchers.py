@@ -1,4 +1,4 @@
-"""Recipients of news: tenants get their own leases, operators all, within a bound."""
+"""Tenants get news of their own leases, and operators news of all leases, within a bound."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class _Silent:
 
 
 class Heard:
-    """Watchers, a tenant and an operator who watch leases, and the news that each of them gets."""
+    """Watchers of leases, a tenant and an operator, and the news that each of the two gets."""
 
     def __init__(self) -> None:
         self.frames: dict[SessionId, list[Any]] = {ANN: [], OPS: []}

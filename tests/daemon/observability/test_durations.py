@@ -1,4 +1,4 @@
-"""Histograms of durations, and gauges of the fleet: correct, and bounded."""
+"""Tests of histograms of durations and of gauges of the fleet: their values and bounds."""
 
 from prometheus_client.metrics_core import Metric
 
@@ -23,7 +23,7 @@ from moorage.policy.fleet import Fleet
 
 
 def sample(metrics: list[Metric], name: str, **labels: str) -> float:
-    """Return the value of one sample."""
+    """Return the value of a metric's sample with the given labels."""
     (value,) = [
         each.value
         for metric in metrics
@@ -47,7 +47,7 @@ def answer_consultation(
     measured.observe_decision(failed, seconds)
 
 
-def test_durations_are_counted_up_to_each_bound() -> None:
+def test_durations_are_counted_up_to_each_bound_of_the_histogram() -> None:
     measured = DurationMetrics(lambda _: None)
     for seconds in (0.00001, 0.0002, 0.2, 7.0):
         measured.observe_commit(seconds)
@@ -59,7 +59,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
     assert round(sample(found, "moorage_commit_seconds_sum"), 5) == 7.20021
 
 
-def test_policies_beyond_the_bound_count_as_others() -> None:
+def test_the_durations_of_policies_beyond_the_bound_are_counted_as_other() -> None:
     measured = DurationMetrics(lambda _: None)
     for number in range(durations.LABELS_MAX + 7):
         answer_consultation(measured, f"p{number}", number, 0.001)

@@ -1,4 +1,4 @@
-"""The last day in numbers: correct, bounded, and without leases of other tenants."""
+"""Tests of the history of the last day: its figures, its bounds, and sums of other tenants."""
 
 import asyncio
 import json
@@ -75,15 +75,15 @@ class Watched:
         self.measures.count(Refusal(Code.NO_CAPACITY, "no"))
 
 
-def test_a_sample_has_held_capacity_and_events_of_a_minute() -> None:
-    it = Watched()
-    it.ring.take(60.0)
-    it.grant("ann", 0, waited=2.0)
-    it.grant("bob", 1)
-    it.refuse()
-    it.ring.take(120.0)
-    it.ring.take(180.0)
-    reply = it.ring.answer(ALL, 60, 1)
+def test_a_sample_of_the_history_has_held_capacity_and_events_of_a_minute() -> None:
+    watched = Watched()
+    watched.ring.take(60.0)
+    watched.grant("ann", 0, waited=2.0)
+    watched.grant("bob", 1)
+    watched.refuse()
+    watched.ring.take(120.0)
+    watched.ring.take(180.0)
+    reply = watched.ring.answer(ALL, 60, 1)
     assert reply.at == [60.0, 120.0, 180.0]
     assert reply.minutes == [1, 1, 1]
     assert reply.models["A100"].total == [4000, 4000, 4000]
@@ -99,40 +99,40 @@ def test_a_sample_has_held_capacity_and_events_of_a_minute() -> None:
 
 
 def test_leases_on_a_cordoned_node_count_as_held() -> None:
-    it = Watched()
-    it.grant("ann", 0)
-    apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops")))
-    now = it.ring.answer(ALL, 60, 1).now
+    watched = Watched()
+    watched.grant("ann", 0)
+    apply(watched.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops")))
+    now = watched.ring.answer(ALL, 60, 1).now
     assert now.models["A100"] == GpuUse(total=4000, used=1000, unavailable=3000)
     assert now.nodes_unavailable == 1
 
 
-def test_several_minutes_can_be_merged_into_one_point() -> None:
-    it = Watched()
+def test_several_minutes_of_the_history_can_be_merged_into_one_point() -> None:
+    watched = Watched()
     for minute in range(7):
-        it.refuse()
-        it.ring.take(60.0 * minute)
-    reply = it.ring.answer(ALL, 5, 5)
+        watched.refuse()
+        watched.ring.take(60.0 * minute)
+    reply = watched.ring.answer(ALL, 5, 5)
     assert reply.minutes == [3, 2]
     assert reply.refusals == {"no_capacity": [3, 2]}
     assert reply.at == [240.0, 360.0]
 
 
-def test_a_tenant_sees_the_others_as_a_sum() -> None:
-    it = Watched()
+def test_a_tenant_sees_other_tenants_in_the_history_as_a_sum() -> None:
+    watched = Watched()
     for number, tenant in enumerate(("ann", "bob", "eve")):
-        it.grant(tenant, number)
-    it.ring.take(60.0)
-    reply = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1)
+        watched.grant(tenant, number)
+    watched.ring.take(60.0)
+    reply = watched.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1)
     assert reply.tenants == {"ann": [1000], "others": [2000]}
     assert reply.now.tenants == {"ann": 1000, "others": 2000}
 
 
 def test_history_covers_a_day_and_merges_many_tenants() -> None:
-    it = Watched()
+    watched = Watched()
     for minute in range(history.SAMPLES_MAX + 30):
-        it.ring.take(60.0 * minute)
-    reply = it.ring.answer(ALL, history.SAMPLES_MAX, 1)
+        watched.ring.take(60.0 * minute)
+    reply = watched.ring.answer(ALL, history.SAMPLES_MAX, 1)
     assert len(reply.at) == history.SAMPLES_MAX
     assert reply.at[0] == 60.0 * 30
     many: Any = {f"t{n}": n for n in range(50)}
@@ -141,7 +141,7 @@ def test_history_covers_a_day_and_merges_many_tenants() -> None:
     assert sum(few.values()) == sum(many.values())
 
 
-def test_quantiles_lie_within_their_bucket() -> None:
+def test_quantiles_of_the_history_lie_within_their_bucket() -> None:
     bounds = (1.0, 2.0, 4.0)
     assert quantile(bounds, (0, 0, 0, 0), 0.5) is None
     assert quantile(bounds, (0, 2, 0, 0), 0.5) == 1.5
@@ -149,38 +149,40 @@ def test_quantiles_lie_within_their_bucket() -> None:
 
 
 def test_a_sample_counts_ending_leases_and_whole_gpus() -> None:
-    it = Watched()
-    it.grant("ann", 0)
-    it.grant("bob", 1)
+    watched = Watched()
+    watched.grant("ann", 0)
+    watched.grant("bob", 1)
     for number in (0, 1):
-        it.lease_until(number, time.time() + (600 if number else 7200))
-    now = it.ring.answer(ALL, 60, 1).now
+        watched.lease_until(number, time.time() + (600 if number else 7200))
+    now = watched.ring.answer(ALL, 60, 1).now
     assert (now.ending.leases, now.ending.gpu_milli) == (1, 1000)
     assert (now.models["A100"].largest, now.models["A100"].nodes_empty) == (2, 0)
-    own = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1).now
+    own = watched.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1).now
     assert own.ending.leases == 0
     assert own.agents is None
 
 
 def test_the_history_names_a_cluster_without_a_node_in_service_and_the_reason() -> None:
-    it = Watched()
-    assert it.ring.answer(ALL, 60, 1).now.clusters_out == []
-    apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops"), "fans"))
-    (out,) = it.ring.answer(ALL, 60, 1).now.clusters_out
+    watched = Watched()
+    assert watched.ring.answer(ALL, 60, 1).now.clusters_out == []
+    apply(
+        watched.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops"), "fans")
+    )
+    (out,) = watched.ring.answer(ALL, 60, 1).now.clusters_out
     assert (out.cluster_id, out.nodes, out.reason) == ("c", 1, "cordoned by ops: fans")
 
 
 async def start_history(path: Path) -> Watched:
     """Return a history that has read its file and taken its first sample."""
-    it = Watched()
-    it.ring.path = path
+    watched = Watched()
+    watched.ring.path = path
     begun = time.time()
-    running = asyncio.create_task(it.ring.run())
+    running = asyncio.create_task(watched.ring.run())
     async with asyncio.timeout(60):
         while not has_stored_since(path, begun):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
-    return it
+    return watched
 
 
 def has_stored_since(path: Path, at: float) -> bool:
@@ -191,7 +193,7 @@ def has_stored_since(path: Path, at: float) -> bool:
         return False  # The last line is still being written.
 
 
-async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
+async def test_the_history_of_the_day_continues_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await start_history(path)
     assert path.stat().st_mode & 0o077 == 0
@@ -200,7 +202,7 @@ async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
     assert reply.models["A100"].total == [4000, 4000]
 
 
-async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None:
+async def test_at_a_start_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await start_history(path)
     line = path.read_text()
@@ -212,17 +214,17 @@ async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None
     assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
-async def test_without_a_file_history_begins_with_the_process(tmp_path: Path) -> None:
-    it = Watched()
-    it.ring.path = tmp_path / "none" / "history.jsonl"
-    running = asyncio.create_task(it.ring.run())
+async def test_without_a_stored_file_the_history_begins_with_the_process(tmp_path: Path) -> None:
+    watched = Watched()
+    watched.ring.path = tmp_path / "none" / "history.jsonl"
+    running = asyncio.create_task(watched.ring.run())
     async with asyncio.timeout(60):
-        while not it.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No event reports this.
+        while not watched.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
 
 
-def test_the_size_of_the_file_is_bounded(tmp_path: Path) -> None:
+def test_the_size_of_the_file_of_the_history_is_bounded(tmp_path: Path) -> None:
     file = HistoryFile(tmp_path / "history.jsonl", int, 3)
     assert file.read() == []
     for each in range(20):

@@ -1,4 +1,4 @@
-"""Receivers of spans that misbehave."""
+"""Tests of the sender of spans at receivers that misbehave."""
 
 import importlib
 import threading
@@ -17,7 +17,7 @@ BODY_BYTES_MAX = 64 << 20
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers each batch with `answer`, and counts the bytes of bodies."""
+    """A receiver that answers each batch of spans with `answer`, and counts bytes of bodies."""
 
     daemon_threads = True
 
@@ -84,7 +84,7 @@ async def test_spans_name_the_service_moored_by_default(otlp, monkeypatch) -> No
         await spans.close()
 
 
-async def test_an_answer_without_end_is_not_read(otlp, receiving) -> None:
+async def test_an_endless_answer_of_the_receiver_is_not_read_to_its_end(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()

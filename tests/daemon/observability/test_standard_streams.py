@@ -1,4 +1,4 @@
-"""A stream whose writers never wait, in a program of its own, over real pipes and a full disk."""
+"""Tests of a stream whose writers never wait, in a separate program, over pipes and a full disk."""
 
 import fcntl
 import os
@@ -48,7 +48,7 @@ os.write(2, b"five, without an end")
     assert "dropped" not in text
 
 
-def test_a_stalled_reader_gets_old_lines_and_the_number_of_dropped_ones() -> None:
+def test_a_stalled_reader_gets_old_lines_and_the_number_of_dropped_lines() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     body = """

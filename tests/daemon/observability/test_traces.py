@@ -42,7 +42,7 @@ def test_a_refused_request_is_traced_from_its_socket_to_its_code(lines) -> None:
     assert {each["trace"] for each in lines} == {TRACE}
 
 
-def test_a_lost_session_ends_its_traces(lines) -> None:
+def test_the_loss_of_a_session_ends_the_traces_of_its_requests(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
     follower.forget(address(1))
@@ -51,7 +51,7 @@ def test_a_lost_session_ends_its_traces(lines) -> None:
     assert len(lines) == 3
 
 
-def test_beyond_the_bound_the_oldest_trace_is_dropped(lines) -> None:
+def test_beyond_the_bound_of_open_traces_the_oldest_trace_is_dropped(lines) -> None:
     follower = RequestTraces(None)
     for number in range(FOLLOWED_MAX + 1):
         follower.begin(address(number), TENANT, MESSAGE)

@@ -1,4 +1,4 @@
-"""Searches of several tenants: they take turns."""
+"""Searches of several tenants take turns."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,9 @@ async def finder(tmp_path: Path) -> AsyncIterator[Finder]:
     await catalog.close()
 
 
-async def test_a_flood_of_one_tenants_searches_delays_and_refuses_none_of_another(finder: Finder):
+async def test_a_flood_of_searches_by_one_tenant_delays_and_refuses_no_search_of_another(
+    finder: Finder,
+):
     def find(tenant: str) -> asyncio.Task[object]:
         return asyncio.ensure_future(finder.find("filter", EAST, Tenant(tenant), Allowance()))
 

@@ -1,4 +1,4 @@
-"""Statistics of a version: does it fail for all tenants, or only with one tenant's inputs?"""
+"""Statistics of a version tell failures for all tenants from failures for one tenant's inputs."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_failures_of_enough_tenants_count_for_all_tenants(statistics):
     assert statistics.fails_all
 
 
-def test_tenants_that_used_it_long_ago_are_not_counted(statistics):
+def test_tenants_that_used_a_version_long_ago_are_not_counted(statistics):
     note(statistics, GOOD, "b")
     note(statistics, FAULT, "a", now=5.0 + LATELY_SECONDS)
     assert not statistics.fails_all
@@ -93,6 +93,6 @@ def test_a_refusal_without_fault_of_the_policy_does_not_count(statistics, failur
     assert report["failing_tenants"] == report["tenants"] == 1
 
 
-def test_statistics_of_a_version_use_bounded_memory(statistics):
+def test_the_statistics_of_versions_use_bounded_memory(statistics):
     note(statistics, GOOD, *[f"t{number}" for number in range(TENANTS_MAX + 10)])
     assert statistics.report(whole=True)["tenants"] == TENANTS_MAX

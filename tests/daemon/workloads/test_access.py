@@ -1,4 +1,4 @@
-"""Output and exit code, as a lease's owner reads them at the workload's end."""
+"""Tests of the output and exit code that a lease's owner reads at the workload's end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -91,7 +91,7 @@ def end_of(lease: Lease, attempt: int = 1) -> Lease:
     return replace(lease, state="ending", outcome=Outcome(attempt, "failed", "", 1.0, (), 7))
 
 
-async def test_the_output_ends_when_the_lease_reports_its_end_and_not_before(owner):
+async def test_the_output_of_a_workload_ends_when_the_lease_reports_the_end_and_not_before(owner):
     first = await owner.logs()
     assert (first["text"], first["over"], first["exit_code"]) == ("oh\n", False, None)
     owner.lease = end_of(owner.lease)
@@ -99,7 +99,7 @@ async def test_the_output_ends_when_the_lease_reports_its_end_and_not_before(own
     assert (rest["text"], rest["over"], rest["exit_code"]) == ("", True, 7)
 
 
-async def test_the_lease_gives_the_exit_code_that_the_backend_lost(owner, tmp_path):
+async def test_readers_get_the_exit_code_from_the_lease_if_the_backend_has_lost_it(owner, tmp_path):
     await owner.backend.stop(NAME)
     for each in tmp_path.rglob("exit.json"):
         each.unlink()  # As for a container, whose exit code is lost with it.
@@ -110,7 +110,7 @@ async def test_the_lease_gives_the_exit_code_that_the_backend_lost(owner, tmp_pa
 
 
 class CountingBackend(LocalBackend):
-    """Counts the lookups of output."""
+    """A backend that counts the lookups of output."""
 
     looks = 0
 
@@ -144,7 +144,7 @@ class Silent:
         return asyncio.create_task(answer)
 
     async def wait_looks(self, more: int) -> None:
-        """Wait until the backend has been read `more` more times."""
+        """Wait until the backend has looked for output `more` more times."""
         before = self.backend.looks
         async with asyncio.timeout(60):
             while self.backend.looks < before + more:  # noqa: ASYNC110  # No event reports a count.
@@ -163,7 +163,7 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
     await made.backend.close()
 
 
-async def test_one_lookup_serves_all_readers_of_one_start(silent):
+async def test_a_single_lookup_of_output_serves_all_readers_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each reader looks once by itself.
         await asyncio.sleep(0.01)  # As above.
@@ -174,7 +174,9 @@ async def test_one_lookup_serves_all_readers_of_one_start(silent):
     assert texts == ["more\n"] * READERS_MAX
 
 
-async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
+async def test_the_number_of_waiting_readers_is_bounded_and_reads_without_a_wait_are_answered(
+    silent,
+):
     readers = [silent.read() for _ in range(READERS_MAX)]
     await silent.wait_looks(1)
     refused = await silent.read()
@@ -192,7 +194,7 @@ async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
     await asyncio.gather(another, *readers)
 
 
-async def test_a_wait_ends_with_its_session_and_lookups_end_with_the_last_wait(silent):
+async def test_a_wait_for_output_ends_with_its_session_and_lookups_end_with_the_last_wait(silent):
     ours, theirs = silent.read("ours"), silent.read("theirs")
     await silent.wait_looks(4)
     silent.access.drop_session(SessionId("ours"))
@@ -261,7 +263,7 @@ def crowd(tmp_path: Path, leases: int) -> tuple[Busy, WorkloadAccess]:
     return backend, WorkloadAccess(room, held.get)
 
 
-async def test_commands_of_one_tenant_leave_room_for_those_of_another(tmp_path):
+async def test_commands_of_one_tenant_leave_room_for_commands_of_another_tenant(tmp_path):
     backend, access = crowd(tmp_path, EXECUTIONS_ALL_MAX // EXECUTIONS_MAX)
 
     def execute(tenant: str, number: int) -> asyncio.Task[Information | Refusal]:
@@ -280,7 +282,7 @@ async def test_commands_of_one_tenant_leave_room_for_those_of_another(tmp_path):
     assert all(isinstance(each, Information) for each in await asyncio.gather(*flood, *others))
 
 
-async def test_listings_of_folders_take_turns(tmp_path):
+async def test_listings_of_folders_of_workloads_take_turns(tmp_path):
     backend, access = crowd(tmp_path, 1)
 
     def look(tenant: str) -> asyncio.Task[Information | Refusal]:

@@ -1,4 +1,4 @@
-"""Orders and reports of one workload that several leases use one after the other."""
+"""Tests of orders and reports of a workload that several leases use one after the other."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ def lease(name: str, fencing: int, inherited: str = "", **spec) -> Lease:
 
 
 class House:
-    """A `WorkloadControl` over the memory backend, with the events that it posts."""
+    """A `WorkloadControl` over the backend `memory`, with the events that it posts."""
 
     def __init__(self, backend: MemoryBackend | None = None) -> None:
         self.events: list[Event] = []
@@ -100,7 +100,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_replaced_server_starts_and_stops_no_workload():
-    """The same holds if an order waited for another one while the server was deposed."""
+    """The server also starts and stops nothing if an order waited while the server was deposed."""
     backend = MemoryBackend()
     house = House(backend)
     await house.room.open([])
@@ -126,7 +126,7 @@ async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_no
     assert house.events == said
 
 
-async def test_a_death_after_the_check_is_reported_to_the_new_lease(house):
+async def test_the_death_of_a_warm_workload_after_its_check_is_reported_to_the_new_lease(house):
     second = await house.warm(die_seconds=0.2, exit_code=3)
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
@@ -158,7 +158,7 @@ async def test_a_check_of_a_starting_workload_waits_for_the_start(house):
 
 
 async def test_no_news_of_a_lease_comes_before_its_start_is_ordered(house):
-    """The new grant may not be durable: watchers still know the workload by its first lease."""
+    """While the new grant is not durable, watchers know the workload by its first lease."""
     second = await house.warm(die_seconds=0.2)
     house.progress.clear()
     house.room.look(second)
@@ -167,7 +167,7 @@ async def test_no_news_of_a_lease_comes_before_its_start_is_ordered(house):
 
 
 class SlowBackend(MemoryBackend):
-    """Reports its running workloads only after a test allows it."""
+    """A backend that reports its running workloads only after a test allows the report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ async def test_a_backend_that_does_not_answer_delays_no_start():
 
 
 class SerialBackend(MemoryBackend):
-    """Records starts, stops and resets of a workload that overlap."""
+    """A backend that records starts, stops and resets of a workload that overlap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,8 +227,8 @@ class SerialBackend(MemoryBackend):
             await super().reset(workload)
 
 
-async def test_a_stop_waits_for_all_orders_before_it():
-    """A start runs, and a second one waits for it; the stop cancels both, then stops."""
+async def test_a_stop_of_a_workload_waits_for_all_orders_before_it():
+    """A start runs, and a second start waits; the stop cancels both, then ends the workload."""
     backend = SerialBackend()
     house = House(backend)
     held = lease("first", 1, start_seconds=60.0)
@@ -274,7 +274,7 @@ async def test_orders_of_one_workload_never_overlap(seed):
 
 
 class DefectiveBackend(MemoryBackend):
-    """Raises a given error from one of its calls, a given number of times."""
+    """A backend that raises a given error from one of its calls, a given number of times."""
 
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finds the candidate nodes on which a backend can start a workload."""
+"""Tests of the search for candidate nodes on which a backend can start a workload."""
 
 import pytest
 
@@ -36,14 +36,14 @@ def test_a_backend_of_one_machine_reaches_only_clusters_with_that_machine(fleet:
     assert within_reach(fleet, support("n0"), (ClusterId("lab"),), Demand(gpus=1)) is not None
 
 
-def test_a_backend_of_some_clusters_reaches_no_others(fleet: Fleet) -> None:
+def test_a_backend_of_some_clusters_reaches_no_other_clusters(fleet: Fleet) -> None:
     pods = support(clusters="pods gone")
     assert within_reach(fleet, pods, None, Demand()) == (("pods",), ())
     assert within_reach(fleet, pods, (ClusterId("lab"),), Demand()) is None
     assert within_reach(Fleet(), pods, None, Demand()) == (None, ()), "the core refuses it"
 
 
-def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
+def test_the_refusal_of_a_lease_that_no_backend_reaches_names_the_remedy(fleet: Fleet) -> None:
     supports = {
         "local": support("n9"),
         "kubernetes": support(clusters="pods"),

@@ -82,7 +82,7 @@ ANY = frozenset(
 
 @dataclass(frozen=True)
 class Payload:
-    """One attack."""
+    """An attack on the sandbox: its number, name and code, and the ends that are no breach."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""Every attack class of the sandbox, by hostile policies in real cells."""
+"""Hostile policies in real cells try each attack class of the sandbox."""
 
 # ruff: noqa: ASYNC240, S108, PTH115  # The outside is looked at with plain file calls.
 
@@ -39,7 +39,7 @@ SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # No cell may see it.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arena(tmp_path_factory):
-    """One sandbox for all attacks; each attack must leave it unchanged."""
+    """A sandbox for all attacks, which each attack must leave unchanged."""
     folder = tmp_path_factory.mktemp("outside")
     sentinel = folder / "sentinel"
     sentinel.write_text(SECRET)
@@ -82,7 +82,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=[f"{p.number:02}-{p.name}" for p in PAYLOADS])
-async def test_each_attack_fails(arena, payload):
+async def test_each_attack_from_the_list_fails(arena, payload):
     code = PolicyCode(
         PolicyRef(f"attack.{payload.name}:1-x", f"{payload.number} {payload.name}"),
         {"function.py": payload.source},
@@ -152,7 +152,7 @@ def receive():
 """The beginning of policies that write to the channel themselves."""
 
 
-async def test_a_document_is_sent_to_a_cell_only_once(arena):
+async def test_each_document_is_sent_to_a_cell_only_once(arena):
     code = arena.policy(
         SPEAK + "send(frames.Want(nonce, ('c0',) * 500 + tuple(f'no{n}' for n in range(500))))\n"
         "return list(receive().items)",
@@ -166,7 +166,7 @@ async def test_a_document_is_sent_to_a_cell_only_once(arena):
     assert cell._sync._cached == {"documents": {"c0"}}
 
 
-async def test_a_document_outside_of_the_fleet_is_sent_by_itself(arena):
+async def test_a_document_of_a_cluster_outside_of_the_fleet_is_sent_alone(arena):
     wants = "send(frames.Want(nonce, ('c0',)))\nreturn list(receive().items)"
     code = arena.policy(SPEAK + wants, "beside")
     arena.registry.fetched.clear()
@@ -175,14 +175,14 @@ async def test_a_document_outside_of_the_fleet_is_sent_by_itself(arena):
     assert arena.registry.fetched == ["c0"]
 
 
-async def test_requesting_more_documents_than_exist_is_a_breach(arena):
+async def test_a_request_for_more_documents_than_exist_ends_the_cell(arena):
     wants = "send(frames.Want(nonce, tuple(f'no{n}' for n in range(5000))))\ntime.sleep(60)"
     refusal = await arena.refusal(arena.policy(SPEAK + wants, "flood"))
     assert refusal.code == "policy_crashed"
     assert "5000 documents" in refusal.reason
 
 
-async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
+async def test_a_cell_that_does_not_read_its_answers_gets_no_more_answers(arena):
     calls = (
         "packed = msgspec.msgpack.encode([{'q': 'x' * 60_000}])\n"
         "for _ in range(60):\n"
@@ -197,7 +197,7 @@ async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
     assert len(arena.registry.calls) - before < 60
 
 
-async def test_cells_have_only_the_channel_open_and_run_under_the_filter(arena):
+async def test_cells_have_only_their_channel_open_and_run_under_the_filter_of_system_calls(arena):
     # A spare cell that is still starting has no jail yet.
     await asyncio.gather(*arena.sandbox._pool.spawner._ready.values(), return_exceptions=True)
     assert arena.sandbox._pool.spawner.living
@@ -237,7 +237,7 @@ async def test_file_names_of_an_archive_are_never_paths(arena, name):  # Class 1
     ],
     ids=["loop", "exit", "system_exit", "syntax", "binary", "parens", "memory", "empty", "none"],
 )
-async def test_code_that_attacks_while_it_is_loaded_is_refused(arena, source):
+async def test_code_that_attacks_while_a_cell_loads_it_is_refused(arena, source):
     code = PolicyCode(PolicyRef("loading:1-x", repr(source[:40])), {"function.py": source})
     refusal = await arena.refusal(code)
     assert refusal.code in {"bad_policy", "policy_timeout", "policy_crashed"}

@@ -1,4 +1,4 @@
-"""The document cache of a cell: stored and prefetched documents, and changes."""
+"""Tests of the document cache of a cell: stored and prefetched documents, and changes."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ async def test_the_host_sends_the_next_documents_before_they_are_requested(make_
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
 
 
-async def test_all_documents_are_sent_soon_whatever_the_reading_order(make_site):
+async def test_all_documents_are_sent_soon_whatever_the_order_of_reading(make_site):
     site = await make_site()
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
@@ -85,7 +85,7 @@ async def test_all_documents_are_sent_soon_whatever_the_reading_order(make_site)
     assert await site.read([site.ids[14], site.ids[19]]) == ([1] * 2, 1)
 
 
-async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site):
+async def test_the_second_of_two_evaluations_sees_a_change_between_them(make_site):
     site = await make_site()
     first, second, third = site.ids[:3]
     assert await site.read([first]) == ([1], 1)
@@ -109,7 +109,7 @@ async def test_an_unknown_cluster_is_fetched_each_time_until_it_exists(make_site
     assert await site.read(["later", "later"]) == ([7, 7], 1)
 
 
-async def test_cached_documents_are_as_new_as_the_hosts_last_answer(make_site):
+async def test_documents_in_the_cache_of_a_cell_are_as_new_as_the_hosts_last_answer(make_site):
     site = await make_site(3)
     first, second, third = site.ids
     code = site.bench.policy(f"""
@@ -149,7 +149,7 @@ async def test_many_changes_clear_the_cells_cache(make_site):
     assert await site.read(site.ids[:NEWS_MAX]) == ([3] * NEWS_MAX, 0)
 
 
-async def test_only_tenants_of_one_cell_share_cached_documents(make_site):
+async def test_only_tenants_that_share_a_cell_share_cached_documents(make_site):
     site = await make_site()
     await site.read(site.ids[:1], tenant=Tenant("a"))
     site.change(site.ids[1], 2)
@@ -161,7 +161,7 @@ async def test_only_tenants_of_one_cell_share_cached_documents(make_site):
     assert await apart.read(apart.ids[:3], tenant=Tenant("a")) == ([1, 2, 1], 0)
 
 
-async def test_candidates_are_sent_in_order_and_no_other_documents(make_site):
+async def test_the_host_sends_documents_of_candidates_in_order_and_no_other_documents(make_site):
     site = await make_site()
     chosen = (site.ids[30], site.ids[5], site.ids[7])
     assert await site.read(chosen, candidates=chosen) == ([1] * 3, 1)
@@ -208,7 +208,7 @@ async def test_the_host_prefetches_documents_only_for_consultations(make_site):
 # The cache in the cell ---------------------------------------------------------------------------
 
 
-def test_the_cache_is_bounded_in_bytes_and_drops_documents_for_new_ones():
+def test_the_cache_of_a_cell_is_bounded_in_bytes_and_drops_old_documents_for_new_documents():
     cache = DocumentCache()
     size = 1 << 20
     many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}
@@ -257,7 +257,7 @@ def test_documents_are_requested_ahead_in_growing_batches():
     assert len(cache.ahead("get_cluster", ids[0])) == 16
 
 
-def test_stale_documents_are_dropped_before_new_ones_are_stored():
+def test_a_cell_drops_stale_documents_before_it_stores_new_documents():
     cache = DocumentCache()
     cache.keep("read_cluster", {"a": b"1", "b": b"1"})
     cache.keep("documents", {"a": b"1"})

@@ -1,4 +1,4 @@
-"""Parts of the jail that one process can check; the attacks check the rest."""
+"""Tests of parts of the jail that one process can check; the attacks check the rest."""
 
 import subprocess
 import sys

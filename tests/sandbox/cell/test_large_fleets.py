@@ -1,4 +1,4 @@
-"""Policies that read a fleet of 10,000 clusters, within the default memory and bounds."""
+"""Policies can read a fleet of 10,000 clusters within the default memory and bounds."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Policy values as plain JSON: the fast path for proposals agrees with the slow one."""
+"""The fast check that a policy's value is plain JSON agrees with the slow check."""
 
 import enum
 import math
@@ -64,7 +64,7 @@ def test_the_fast_check_of_plain_values_agrees_with_the_full_one(value):
     assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, but not the same answer.
 
 
-def test_both_checks_limit_the_depth():
+def test_the_fast_and_the_full_check_of_plain_values_limit_the_depth():
     value = {}
     for _ in range(DEPTH_MAX + 2):
         value = {"x": value}

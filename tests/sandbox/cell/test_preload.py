@@ -65,10 +65,10 @@ NEVER = {
     "what is not installed": {"attrs", "yaml"},
     "where memory was allocated, if that is known": {"tracemalloc"},
 }
-"""Modules that cells lack, by subject."""
+"""Modules that no cell may have, by subject."""
 
 
-def test_modules_imported_at_first_use_are_preloaded():
+def test_the_zygote_preloads_modules_that_are_imported_at_first_use():
     path = [each for each in sys.path if each.endswith("site-packages")]
     path.insert(0, str(Path(moorage.__file__).parents[1]))
     command = [sys.executable, *ISOLATED, "-c", PROGRAM, json.dumps(path)]

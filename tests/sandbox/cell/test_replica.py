@@ -31,7 +31,7 @@ def fleet_of(rng: random.Random, nodes: int) -> Fleet:
 
 
 class Link:
-    """The host's half of `channel.Cell`: absolute rows, and proposals settled since."""
+    """The host's half of `channel.Cell`: it sends rows, and proposals that have been settled."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -72,7 +72,7 @@ def proposal(rng: random.Random, fleet: Fleet) -> tuple[dict, Share] | None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
+def test_the_view_of_a_cell_is_the_fleet_minus_outstanding_proposals(seed):
     rng = random.Random(seed)
     truth = fleet_of(rng, 3)
     link = Link(truth)
@@ -161,7 +161,7 @@ def fits(fleet: Fleet, share: Share) -> bool:
 
 
 def check(link: Link, outstanding: dict[str, Share]) -> None:
-    """Compare with an independent computation: the last fleet sent, minus each share by name."""
+    """Compare the view with the last fleet that was sent, minus each open share by name."""
     expected = Fleet()
     if not hasattr(link, "word") or link.sync != link.word[0]:
         link.word = (link.sync, link.fleet.snapshot())

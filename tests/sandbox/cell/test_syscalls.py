@@ -1,4 +1,4 @@
-"""The seccomp filter in a small BPF interpreter: the same verdicts on both architectures."""
+"""The seccomp filter, run in a small BPF interpreter, gives equal verdicts on two architectures."""
 
 import functools
 import struct
@@ -76,7 +76,7 @@ def test_arguments_of_system_calls_are_checked(machine):
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_a_call_of_another_abi_kills_the_process(machine):
+def test_a_system_call_of_another_abi_kills_the_process(machine):
     for audit in (0, 0x40000003, 0xC000003E, 0xC00000B7):
         if audit != machine.audit:
             assert verdict(machine, 0, audit=audit) == KILL
@@ -86,7 +86,7 @@ def test_a_call_of_another_abi_kills_the_process(machine):
         assert verdict(machine, 0xFFFFFFFF) == KILL
 
 
-def test_both_architectures_forbid_the_same_calls():
+def test_the_filters_of_both_architectures_forbid_equal_calls():
     x86, arm = MACHINES["x86_64"], MACHINES["aarch64"]
     only_x86 = {"modify_ldt", "arch_prctl", "set_thread_area", "ioperm", "iopl"}
     assert set(x86.deadly) - set(arm.deadly) == only_x86

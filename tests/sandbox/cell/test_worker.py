@@ -1,4 +1,4 @@
-"""A policy on plain input (documents to rank), in real cells: its input and its faults."""
+"""Tests of policies on plain input (documents to rank) in real cells: input and faults."""
 
 import asyncio
 
@@ -23,7 +23,9 @@ async def fault_of(bench, code, input_data=None, **more):
     return fault.value.refusal
 
 
-async def test_the_policy_gets_the_input_parameters_settings_and_clients(bench):
+async def test_a_policy_on_plain_documents_gets_input_and_parameters_and_settings_and_clients(
+    bench,
+):
     code = bench.policy(
         """
 read = self.settings["cluster_client"].read_cluster("c0")
@@ -42,7 +44,7 @@ return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
 
 
 @IN_ONE_LOOP
-async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared_bench):
+async def test_a_cell_sends_returned_documents_as_ids_if_the_host_needs_only_ids(shared_bench):
     code = shared_bench.policy("return input_data['give']")
     long = "x" * 100_000
     many = [{"id": f"c{number}", "pad": long} for number in range(50)]
@@ -55,7 +57,7 @@ async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared_
 
 
 @IN_ONE_LOOP
-async def test_a_tenant_has_one_context_for_rankings_and_consultations(shared_bench):
+async def test_a_policy_has_one_context_per_tenant_for_rankings_and_consultations(shared_bench):
     code = shared_bench.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
     assert await evaluate(shared_bench, code) == 1
     assert await shared_bench.value(code) == 2
@@ -66,7 +68,9 @@ async def test_a_tenant_has_one_context_for_rankings_and_consultations(shared_be
     )
 
 
-async def test_a_plain_evaluation_has_no_fleet_and_changes_no_view(bench):
+async def test_an_evaluation_on_plain_documents_has_no_fleet_and_does_not_change_the_cells_view(
+    bench,
+):
     rank = bench.policy("return sorted(input_data)", "rank")
     assert await evaluate(bench, rank, {"b": 1, "a": 2}) == ["a", "b"]
     code = bench.policy(
@@ -103,7 +107,7 @@ async def test_faults_in_a_plain_evaluation_are_refused_as_in_a_consultation(
     assert await evaluate(bench, bench.policy("return input_data", "good"), [7]) == [7]
 
 
-async def test_input_that_cannot_be_sent_is_refused_and_never_reaches_a_cell(bench):
+async def test_input_that_the_host_cannot_encode_is_refused_and_never_reaches_a_cell(bench):
     code = bench.policy("return 1")
     large = await fault_of(bench, code, ["x" * (1 << 20)] * 16)
     assert large.code is Code.TOO_LARGE
@@ -130,7 +134,7 @@ async def test_input_that_fills_the_cell_fails_only_that_evaluation(make_bench):
 
 
 @pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
-async def test_isolation_holds_for_plain_evaluations(make_bench, isolation):
+async def test_isolation_holds_for_evaluations_on_plain_documents(make_bench, isolation):
     bench = await make_bench(isolation=isolation)
     code = bench.policy(
         "import function\nfunction.n = getattr(function, 'n', 0) + 1\nreturn function.n"
@@ -139,7 +143,7 @@ async def test_isolation_holds_for_plain_evaluations(make_bench, isolation):
     assert values == ([1, 1] if isolation == "per_eval" else [1, 2])
 
 
-async def test_a_cancelled_evaluation_does_not_disturb_others(bench):
+async def test_a_cancelled_evaluation_does_not_disturb_other_evaluations(bench):
     slow = bench.policy("while True: pass")
     given_up = asyncio.ensure_future(evaluate(bench, slow))
     await asyncio.sleep(0)
@@ -206,7 +210,7 @@ async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared_bench)
 
 
 @IN_ONE_LOOP
-async def test_using_a_feature_that_cells_lack_is_explained(shared_bench):
+async def test_the_error_about_a_feature_that_cells_lack_explains_the_lack(shared_bench):
     files, others = (
         "A cell has no files: put the content",
         "A cell has no network, no threads and no",

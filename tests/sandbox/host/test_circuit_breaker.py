@@ -1,4 +1,4 @@
-"""Circuit breaker: a policy that keeps overrunning for a tenant is paused for that tenant."""
+"""The circuit breaker pauses a policy that overruns repeatedly for a tenant, for this tenant."""
 
 from collections import Counter
 
@@ -61,7 +61,7 @@ def test_repeated_overruns_open_the_breaker_for_longer_each_time(circuits, start
     assert (counters["circuits_opened"], counters["circuit_refusals"]) == (8, 16)
 
 
-def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
+def test_the_refusal_by_an_open_breaker_gives_the_cause_and_the_retry_time(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     refusal = circuits.refusal(work(), 5.25)
@@ -74,7 +74,7 @@ def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
     }
 
 
-def test_an_open_circuit_refuses_no_other_tenant_policy_or_version(circuits):
+def test_an_open_circuit_refuses_no_other_tenant_and_no_other_version(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
@@ -82,7 +82,7 @@ def test_an_open_circuit_refuses_no_other_tenant_policy_or_version(circuits):
     assert circuits.open_now(5.0) == 1
 
 
-def test_a_caller_for_many_tenants_is_never_stopped(circuits):
+def test_the_breaker_never_stops_a_caller_for_many_tenants(circuits):
     many = work()
     many.proxied = True
     assert not any(circuits.overran(many, 5.0) for _ in range(2 * LIMIT))
@@ -94,7 +94,7 @@ def test_a_caller_for_many_tenants_is_never_stopped(circuits):
 
 @pytest.mark.parametrize("apart", [0.0, 1.0, 20.0])
 @pytest.mark.parametrize("answers", [1, 2, 10])
-def test_hanging_at_every_second_request_opens_the_breaker(circuits, apart, answers):
+def test_a_policy_that_hangs_at_every_second_request_opens_the_breaker(circuits, apart, answers):
     now = 5.0
     overruns = 1
     while not circuits.overran(work(), now) and overruns < 2 * LIMIT:
@@ -121,7 +121,7 @@ def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
         now += FORGIVEN_SECONDS / LIMIT + 1.0  # The second of the hang itself cancels no overrun.
 
 
-def test_the_duration_of_a_hang_forgives_no_overruns():
+def test_the_time_that_a_policy_hangs_cancels_no_overruns():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
     circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
@@ -140,7 +140,7 @@ def test_an_answer_cancels_only_overruns_of_its_tenant(circuits):
     assert circuits.refusal(work("b"), 5.0) is not None
 
 
-def test_overruns_that_time_has_forgiven_no_longer_count(circuits):
+def test_overruns_that_the_time_has_cancelled_no_longer_count(circuits):
     for _ in range(LIMIT - 1):
         circuits.overran(work(), 5.0)
     now = 7.0 + FORGIVEN_SECONDS
@@ -167,7 +167,7 @@ def test_the_number_of_remembered_overruns_is_limited(circuits):
     assert circuits.open_now(5.0) == RUNS_MAX
 
 
-def test_a_disabled_breaker_never_opens(starts, counters):
+def test_a_disabled_circuit_breaker_never_opens(starts, counters):
     circuits = CircuitBreaker(Limits(circuit_overruns=0), counters, starts.append)
     assert not any(circuits.overran(work(), 5.0) for _ in range(100))
     assert circuits.refusal(work(), 5.0) is None

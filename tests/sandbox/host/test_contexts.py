@@ -1,4 +1,4 @@
-"""Contexts: compare and swap, chains of evaluations, and forgetting within bounds."""
+"""Tests of contexts: compare and swap, chains of evaluations, and bounds."""
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ from moorage.sandbox.wire import frames
 KEY = ("digest", "t")
 
 
-def test_a_swap_from_an_old_version_is_refused():
+def test_a_swap_of_a_context_from_an_old_version_is_refused():
     contexts = Contexts()
     first = contexts.swap(KEY, 0, b"one")
     assert first is not None
@@ -19,7 +19,7 @@ def test_a_swap_from_an_old_version_is_refused():
     assert contexts.swap(KEY, first, b"three") == contexts.version(KEY)
 
 
-def test_pipelined_evaluations_build_on_each_other():
+def test_the_context_of_an_evaluation_has_the_changes_of_the_evaluation_before():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     packed, forget, chain = sync.tell("t")
@@ -32,7 +32,7 @@ def test_pipelined_evaluations_build_on_each_other():
     assert contexts.packed(KEY) == b"two"
 
 
-def test_of_two_concurrent_changes_one_wins_completely():
+def test_of_two_concurrent_changes_of_a_context_one_wins_completely():
     contexts = Contexts()
     one, two = (SentContexts(contexts, "digest", 8) for _ in range(2))
     mine, other, behind = one.tell("t")[2], two.tell("t")[2], two.tell("t")[2]
@@ -60,7 +60,7 @@ def call(method: str, *arguments: object) -> frames.Call:
     return frames.Call(7, "context_client", method, msgspec.msgpack.encode(arguments))
 
 
-def test_a_client_reads_and_swaps_contexts_and_gets_conflicts():
+def test_the_context_client_reads_and_swaps_contexts_and_gets_conflicts():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     chain = sync.tell("t")[2]
@@ -84,7 +84,7 @@ def test_a_swap_by_management_reaches_the_cell_with_its_next_evaluation():
 
 
 @pytest.mark.parametrize("said", [call("drop"), call("swap", 1), call("swap", "x", b"")])
-def test_an_impossible_context_message_is_a_breach(said):
+def test_an_impossible_message_about_a_context_ends_the_cell(said):
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         SentContexts(Contexts(), "digest", 8).answer("t", None, said)
 

@@ -1,4 +1,4 @@
-"""Policies of existing users: missing libraries, unusual constructors, odd commands."""
+"""Tests of existing users' policies: missing libraries, unusual constructors and commands."""
 
 import random
 import textwrap
@@ -125,7 +125,9 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_using_a_missing_library_explains_that_it_is_missing(shared_bench):
+async def test_the_error_about_a_call_of_a_missing_library_says_that_the_server_lacks_the_library(
+    shared_bench,
+):
     result = await check(shared_bench, USES)
     assert result.ok, result.findings
     libraries = [each.split("'")[1] for each in result.warnings]
@@ -173,7 +175,7 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_late_imports_of_a_library_are_real_or_missing(shared_bench):
+async def test_an_import_within_eval_gives_the_real_library_or_an_import_error(shared_bench):
     """A dummy module would hide the error that makes a policy take its alternative."""
     assert await shared_bench.value(policy(shared_bench, LATE)) == [
         *(random.Random("seed").randrange(1000), "741e", "e400"),
@@ -255,7 +257,7 @@ async def test_importing_an_impossible_name_fails_the_policy(shared_bench, text,
 
 
 @IN_ONE_LOOP
-async def test_a_name_in_requirements_is_reported_as_a_library(shared_bench):
+async def test_a_missing_import_that_requirements_name_is_reported_as_a_library(shared_bench):
     text = "import helpers\n" + HEAD + EVAL
     assert not (await check(shared_bench, text, helper__py="")).ok
     wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}
@@ -290,7 +292,7 @@ async def test_a_constructor_may_need_values_of_a_request(shared_bench, line, na
 
 
 @IN_ONE_LOOP
-async def test_a_constructor_that_always_fails_is_a_fault(shared_bench):
+async def test_a_constructor_that_always_fails_is_a_fault_of_the_policy(shared_bench):
     result = await check(shared_bench, HEAD + "        self.x = 1 / 0\n" + EVAL)
     assert result.findings[0].message == "ZeroDivisionError: division by zero"
 
@@ -323,7 +325,7 @@ async def test_a_constructor_may_take_its_arguments_in_another_order(shared_benc
         ("self, action, data, more=3", ["show", {"x": 1}, 3]),
     ],
 )
-async def test_management_is_called_with_the_parameters_that_it_defines(
+async def test_the_method_management_is_called_with_the_parameters_that_it_defines(
     shared_bench, defined, value
 ):
     names = [each.partition("=")[0] for each in defined.split(", ")[1:]]
@@ -340,7 +342,9 @@ async def test_management_is_called_with_the_parameters_that_it_defines(
 
 
 @IN_ONE_LOOP
-async def test_management_that_cannot_answer_yields_a_warning_then_a_refusal(shared_bench):
+async def test_management_that_cannot_answer_gives_a_warning_at_upload_and_a_refusal_at_a_call(
+    shared_bench,
+):
     code = policy(
         shared_bench, HEAD + EVAL + "    async def management(self, action, data): return 1\n"
     )

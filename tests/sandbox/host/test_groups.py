@@ -1,4 +1,4 @@
-"""Tenants that share a policy's cells: whose turn it is, and how long a tenant may wait."""
+"""Tests of the turns and waits of tenants that share the cells of a policy."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ def take_order(backlog: Backlog) -> str:
     return " ".join(said)
 
 
-def test_tenants_take_turns_and_requests_of_each_stay_in_order() -> None:
+def test_tenants_take_turns_at_a_cell_and_the_requests_of_each_tenant_stay_in_order() -> None:
     backlog = Backlog()
     for work in works("b", "b", "b", "b", "a", "a", "c"):
         backlog.append(work)
@@ -46,7 +46,7 @@ def test_tenants_take_turns_and_requests_of_each_stay_in_order() -> None:
     assert take_order(backlog) == "b0 a4 c6 b1 a5 b2 b3"
 
 
-def test_a_busy_tenant_does_not_block_others() -> None:
+def test_a_busy_tenant_does_not_block_other_tenants() -> None:
     backlog, most = Backlog(), 4
     for work in works("b", "b", "b"):
         assert not backlog.is_full("b", most)
@@ -62,7 +62,7 @@ def test_a_busy_tenant_does_not_block_others() -> None:
     assert not backlog.is_full("c", most)
 
 
-def test_a_request_returned_to_the_queue_is_first_again() -> None:
+def test_an_evaluation_that_returns_to_the_queue_is_first_again() -> None:
     backlog = Backlog()
     waiting, again = works("b", "b"), works("a", "b", "b", "a")
     for work in waiting:
@@ -73,7 +73,7 @@ def test_a_request_returned_to_the_queue_is_first_again() -> None:
     assert not backlog
 
 
-def test_withdrawing_the_last_request_removes_its_tenants_lane() -> None:
+def test_the_withdrawal_of_a_tenants_last_evaluation_removes_the_queue_of_the_tenant() -> None:
     backlog = Backlog()
     first, second = works("a", "b")
     backlog.append(first)
@@ -86,7 +86,7 @@ def test_withdrawing_the_last_request_removes_its_tenants_lane() -> None:
     assert not backlog
 
 
-async def test_a_policy_that_hangs_for_one_tenant_delays_no_other(make_bench):
+async def test_a_policy_that_hangs_for_one_tenant_delays_no_other_tenant(make_bench):
     limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
@@ -145,7 +145,7 @@ async def test_a_formerly_slow_tenant_gets_turns_despite_a_busy_one(make_bench):
     await asyncio.gather(*flood)
 
 
-async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
+async def test_a_burst_of_evaluations_of_one_tenant_spreads_over_cells(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 0}) == 0
@@ -165,7 +165,7 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     assert "timeouts" not in bench.sandbox.report().counters
 
 
-async def test_a_tenant_that_is_fast_again_shares_a_cell_again(make_bench):
+async def test_a_tenant_whose_evaluations_are_fast_again_shares_a_cell_again(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     assert await bench.value(code, {"seconds": 0.2, "n": 1}) == 1
@@ -180,7 +180,7 @@ async def test_a_tenant_that_is_fast_again_shares_a_cell_again(make_bench):
 
 
 @pytest.mark.heavy
-async def test_requests_for_one_place_use_few_cells_at_a_time(make_bench):
+async def test_requests_that_compete_for_leases_use_few_cells_at_a_time(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     slow = {"seconds": 0.15}
@@ -214,7 +214,7 @@ return input_data['inputs'].get('n', 0)
 """
 
 
-async def test_no_tenant_gets_all_cells_and_the_refusal_names_the_share(make_bench):
+async def test_no_tenant_gets_all_cells_and_the_refusal_names_the_share_of_a_tenant(make_bench):
     limits = Limits(
         evaluation_seconds=60.0, cells_max=4, queue_seconds=1.5, spares=0, circuit_overruns=0
     )
@@ -237,7 +237,7 @@ async def test_no_tenant_gets_all_cells_and_the_refusal_names_the_share(make_ben
     assert "all 4 cells of this server are busy" in refusal.reason
 
 
-async def test_a_cell_in_use_is_not_ended_to_serve_a_tenant_with_many(make_bench):
+async def test_a_cell_in_use_is_not_ended_to_serve_a_tenant_that_has_many_cells(make_bench):
     limits = Limits(evaluation_seconds=60.0, cells_max=8, spares=0, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     theirs = [bench.policy(HANGS_OR_ANSWERS, f"their-{number}") for number in range(5)]

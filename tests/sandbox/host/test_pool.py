@@ -1,4 +1,4 @@
-"""Cells that are slow, die, are evicted or replaced: the effect on requests."""
+"""Tests of requests whose cells are slow, die, are evicted or are replaced."""
 
 # ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
 
@@ -24,7 +24,7 @@ TERMS = LeaseTerms(ttl_seconds=60)
 IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_timeout_fails_only_the_running_request(hasty):
+async def test_a_timeout_of_a_cell_fails_only_the_running_request(hasty):
     bench = hasty
     code = bench.policy("""
 if input_data["inputs"].get("loop"):
@@ -44,7 +44,7 @@ return input_data["inputs"]["n"]
     assert counters["resent"] > 0
 
 
-async def test_the_request_the_policy_or_the_server_sets_the_deadline(make_bench):
+async def test_the_deadline_is_set_by_the_request_or_the_policy_or_the_server(make_bench):
     limits = Limits(evaluation_seconds=5.0, evaluation_seconds_max=0.4, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     plain = bench.policy("import time\ntime.sleep(input_data['inputs']['for'])\nreturn 1")
@@ -66,7 +66,7 @@ async def test_the_request_the_policy_or_the_server_sets_the_deadline(make_bench
         assert refusal.details["seconds"] == seconds
 
 
-async def test_a_crash_fails_only_the_running_request(bench):
+async def test_a_crash_of_a_cell_fails_only_the_running_request(bench):
     code = bench.policy("""
 import os
 if input_data["inputs"]["n"] % 10 == 3: os._exit(7)
@@ -81,7 +81,9 @@ return input_data["inputs"]["n"]
             assert outcome.value == n
 
 
-async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_the_others_together(bench):
+async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_all_waiting_requests_together(
+    bench,
+):
     code = bench.policy("return input_data['inputs']['n']")
     await bench.value(code, {"n": -1})
     (cell,) = bench.sandbox._pool._group_of
@@ -91,7 +93,7 @@ async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_the_others_toget
 
 
 @pytest.mark.heavy
-async def test_a_policy_that_overran_starts_with_low_priority(make_bench):
+async def test_a_policy_that_exceeded_its_deadline_starts_with_low_priority(make_bench):
     limits = Limits(evaluation_seconds=1.0, demote_seconds=0.01, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
@@ -138,7 +140,7 @@ async def test_a_policy_that_overruns_is_paused_only_for_its_tenant(make_bench):
 
 
 class CountingMeter:
-    """CPU time of each tenant's evaluations, and the tenants at their limit."""
+    """A meter of the CPU time of each tenant's evaluations, with the tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()
@@ -224,7 +226,7 @@ async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared_bench
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal reaches only the server.
 
 
-async def test_a_slow_evaluation_gets_low_priority_and_delays_no_others(make_bench):
+async def test_a_slow_evaluation_gets_low_priority_and_delays_no_other_evaluations(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=2.0, demote_seconds=0.01))
     code = bench.policy("""
 if input_data["inputs"].get("loop"):
@@ -281,7 +283,7 @@ async def test_the_answer_of_a_cancelled_request_is_not_delivered(bench):
     assert sorted(each["gpus"] for each in (other, third)) == [["1"], ["2"]]
 
 
-async def test_a_full_backlog_is_refused_at_once(make_bench):
+async def test_evaluations_beyond_a_full_queue_are_refused_at_once(make_bench):
     bench = await make_bench(limits=Limits(queue_max=10, pipeline_max=1))
     code = bench.policy("return 1")
     outcomes = await asyncio.gather(*[bench.ask(code) for _ in range(40)])
@@ -341,7 +343,7 @@ async def test_isolation_levels_separate_tenants_and_evaluations(make_bench):  #
     assert alone.sandbox.report().cells == {}
 
 
-async def test_idle_cells_end_when_other_policies_need_room(make_bench):
+async def test_idle_cells_end_when_other_policies_need_cells(make_bench):
     bench = await make_bench(limits=Limits(cells_max=3))
     codes = [bench.policy(f"return {n}", f"p{n}") for n in range(8)]
     for _ in range(2):
@@ -359,13 +361,13 @@ async def test_a_cell_is_replaced_after_a_number_of_evaluations(make_bench):
 
 
 @IN_ONE_LOOP
-async def test_new_defaults_of_the_same_content_take_effect(shared_bench):
+async def test_new_defaults_of_a_policy_with_unchanged_code_take_effect(shared_bench):
     code = shared_bench.policy("return parameters", parameters={"x": 1})
     assert await shared_bench.value(code) == {"x": 1}
     assert await shared_bench.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
 
 
-async def test_unsafe_mode_works_and_logs_a_warning(make_bench):
+async def test_the_unsafe_mode_evaluates_policies_and_logs_a_warning(make_bench):
     bench = await make_bench(mode="unsafe")
     report = bench.sandbox.report()
     assert "UNSAFE" in report.warning
@@ -374,7 +376,7 @@ async def test_unsafe_mode_works_and_logs_a_warning(make_bench):
 
 
 @IN_ONE_LOOP
-async def test_the_report_names_the_layers_and_every_attack(shared_bench):
+async def test_the_report_of_the_self_test_names_the_layers_and_every_attack(shared_bench):
     report = shared_bench.sandbox.report()
     assert report.mode == "jail"
     assert report.warning == ""
@@ -384,7 +386,7 @@ async def test_the_report_names_the_layers_and_every_attack(shared_bench):
     assert report.probes["ptrace"].startswith("killed: SIGSYS")
 
 
-async def test_closing_refuses_waiting_requests(make_bench):
+async def test_the_close_of_the_sandbox_refuses_waiting_requests(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=30.0))
     code = bench.policy("while True: pass")
     futures = [bench.ask(code) for _ in range(5)]
@@ -468,7 +470,7 @@ async def test_no_policy_is_blamed_for_the_death_of_its_zygote(make_bench):
         assert result.ok
 
 
-async def test_a_new_zygote_forks_the_cells_ordered_from_a_dead_one(bench):
+async def test_a_new_zygote_forks_the_cells_that_were_ordered_from_a_dead_zygote(bench):
     at_work = bench.policy("return 1")
     assert await bench.value(at_work) == 1
     zygote = bench.sandbox._pool.spawner._zygote.pid
@@ -502,7 +504,7 @@ async def test_the_number_of_checked_and_of_waiting_uploads_is_limited(make_benc
     assert all("did not load" in each.findings[0].message for each in stopped)
 
 
-async def test_rechecks_of_registered_policies_precede_uploads(make_bench):
+async def test_new_checks_of_registered_policies_precede_checks_of_uploads(make_bench):
     bench = await make_bench(limits=Limits(load_seconds=5))
     good = bench.policy("return 1")
     loop = type(good)(good.ref, {"function.py": b"while True: pass\n"})

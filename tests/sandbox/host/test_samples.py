@@ -1,4 +1,4 @@
-"""The host's side: it runs a policy's examples, and checks values with a guard."""
+"""Tests of the host, which runs a policy's examples, and checks values with a guard."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 class World:
-    """The services for the run of an example."""
+    """The services that the run of an example uses."""
 
     def __init__(self):
         self.called = asyncio.Event()
@@ -55,7 +55,7 @@ async def outcomes(bench, code, *samples):
     return checked.outcomes
 
 
-async def test_an_example_has_its_own_fleet_and_leaves_no_state(bench):
+async def test_an_example_is_evaluated_on_its_own_fleet_and_leaves_no_state(bench):
     code = bench.policy(
         "context['n'] = context.get('n', 0) + 1\n"
         "seen = [each['data'] for each in input_data['cluster_data'].values()]\n"
@@ -71,14 +71,14 @@ async def test_an_example_has_its_own_fleet_and_leaves_no_state(bench):
 
 
 @IN_ONE_LOOP
-async def test_examples_may_have_plain_input(shared_bench):
+async def test_examples_of_policies_that_rank_have_plain_input(shared_bench):
     code = shared_bench.policy("return [input_data, parameters]", parameters={"p": 1})
     (found,) = await outcomes(shared_bench, code, plain(code, [1, "x"]))
     assert found.value == [[1, "x"], {"p": 1}]
 
 
 @IN_ONE_LOOP
-async def test_an_error_in_one_example_does_not_affect_the_others(shared_bench):
+async def test_an_error_in_one_example_does_not_affect_other_examples(shared_bench):
     code = shared_bench.policy("return 1 / input_data['inputs']['by']")
     samples = [sample(code, number, {"by": by}) for number, by in enumerate((1, 0, 2))]
     first, second, third = await outcomes(shared_bench, code, *samples)
@@ -140,7 +140,7 @@ def guard(policy):
     return PolicyCode(policy.ref, policy.files, guard=Strict())
 
 
-async def test_the_host_checks_the_return_value_of_eval(bench):
+async def test_the_host_checks_the_return_value_of_eval_by_the_schema(bench):
     code = guard(bench.policy("return input_data['inputs'].get('say')"))
     assert await bench.value(code, {"say": "right"}) == "right"
     refusal = await bench.refusal(code, {"say": "wrong"})
@@ -149,7 +149,7 @@ async def test_the_host_checks_the_return_value_of_eval(bench):
 
 
 @IN_ONE_LOOP
-async def test_plain_evaluations_and_commands_are_checked(shared_bench):
+async def test_the_host_checks_plain_evaluations_and_commands_by_the_schemas(shared_bench):
     policy = shared_bench.policy("return input_data or parameters")
     more = b"    def management(self, action, data): return [action, data]\n"
     files = {"function.py": policy.files["function.py"] + more}

@@ -1,4 +1,4 @@
-"""Inputs and answers of policies, in real cells."""
+"""Tests of the input and the answers of policies in real cells."""
 
 import asyncio
 import random
@@ -165,7 +165,7 @@ return {"allowed": True, "input_data": input_data, "metrics": input_data["cluste
 
 
 @IN_ONE_LOOP
-async def test_input_data_is_plain_and_added_values_are_read_by_key(shared_bench):
+async def test_input_data_is_plain_json_and_added_values_are_read_by_key(shared_bench):
     """Existing policies log, copy and return their input, whole or in part."""
     value = await shared_bench.value(shared_bench.policy(PLAIN), {"n": [1]}, seed=5)
     assert value["input_data"].keys() == {"cluster_data", "inputs"}
@@ -238,7 +238,7 @@ return found
     ]
 
 
-async def test_documents_in_memory_are_returned_without_a_request(make_bench):
+async def test_a_cell_returns_documents_in_its_memory_without_a_request_to_the_host(make_bench):
     bench = await make_bench(limits=Limits(calls_max=4, calls_per_candidate_max=0))
     code = bench.policy("""
 client = self.settings["cluster_client"]
@@ -313,7 +313,7 @@ async def test_a_cell_caches_documents_until_they_change(make_bench):
     assert await bench.value(code) == [[True, {"version": 3}]] * 2
 
 
-async def test_the_order_of_sets_is_repeatable_on_request(make_bench):
+async def test_a_fixed_hash_seed_makes_the_order_of_sets_repeatable(make_bench):
     hashes = []
     for seed in (1, 1, 2):
         bench = await make_bench(limits=Limits(hash_seed=seed))
@@ -329,7 +329,9 @@ async def test_waiting_for_a_service_pauses_the_deadline_for_a_limited_time(make
     assert value == [False, "Error occurred: the service took too long"]
 
 
-async def test_context_is_stored_per_policy_and_tenant_and_discarded_on_failure(hasty):
+async def test_a_context_is_stored_per_policy_and_tenant_and_a_failure_does_not_change_the_context(
+    hasty,
+):
     bench = hasty
     code = bench.policy("""
 context["count"] = context.get("count", 0) + 1
@@ -389,7 +391,7 @@ return {"gpus": (np.int64(1), 2), "free": fleet.gpu_free.sum(1), "x": np.float64
     assert value == {"gpus": [1, 2], "free": [4000] * 4, "x": 0.5, "3": True}
 
 
-async def test_pipelined_requests_do_not_propose_the_same_gpu(bench):
+async def test_requests_in_one_cell_at_the_same_time_do_not_propose_the_same_gpu(bench):
     code = bench.first_fit()
     demand = Demand(gpus=1)
     futures = [bench.ask(code, demand=demand, terms=TERMS) for _ in range(17)]
@@ -407,8 +409,8 @@ async def test_pipelined_requests_do_not_propose_the_same_gpu(bench):
         assert first == await bench.value(code, demand=demand, **fields)
 
 
-async def test_a_real_cells_view_is_the_fleet_minus_outstanding_proposals(bench):
-    """The randomised law of test_replica, with frames, pipes and a real cell."""
+async def test_the_view_of_a_cell_in_a_process_is_the_fleet_minus_outstanding_proposals(bench):
+    """The random test of `test_replica`, with frames, pipes and a real cell."""
     code = bench.policy("""
 import random
 fleet, rng = input_data["fleet"], random.Random(input_data["seed"])
@@ -448,7 +450,7 @@ return {**proposal, "seen": seen}
 
 
 @IN_ONE_LOOP
-async def test_check_names_file_line_and_column(shared_bench):
+async def test_the_check_of_a_policy_names_file_and_line_and_column_of_an_error(shared_bench):
     def code(**files):
         policy = shared_bench.policy("return 1")
         named = {name.replace("__", "."): text.encode() for name, text in files.items()}
@@ -498,7 +500,7 @@ async def test_check_names_file_line_and_column(shared_bench):
 
 
 @IN_ONE_LOOP
-async def test_sibling_files_can_be_imported(shared_bench):
+async def test_a_policy_can_import_its_own_other_files(shared_bench):
     policy = shared_bench.policy(
         "import helper, pack.deep\nreturn [helper.X, pack.deep.Y, helper.Z]"
     )
@@ -529,7 +531,7 @@ async def test_management_returns_its_answer_or_names_its_error(shared_bench):
 
 
 @IN_ONE_LOOP
-async def test_output_is_stored_up_to_a_limit(shared_bench):
+async def test_output_of_a_policy_is_stored_up_to_a_limit(shared_bench):
     code = shared_bench.policy("""
 import logging
 print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_data["inputs"]["n"])
@@ -550,7 +552,7 @@ return 1
 @pytest.mark.parametrize(
     ("held_mib", "code"), [(10, Code.POLICY_CRASHED), (200, Code.POLICY_MEMORY)]
 )
-def test_a_cell_that_exceeds_its_memory_limit_is_reported_as_such(held_mib, code):
+def test_the_refusal_of_a_cell_that_exceeds_its_memory_limit_names_the_limit(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
     refusal = death_refusal(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code

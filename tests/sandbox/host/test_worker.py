@@ -1,4 +1,4 @@
-"""A worker as the daemon sees it, by the messages of the agent on Ray."""
+"""Tests of the daemon's view of a worker, by messages of the agent on Ray."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ class Reader(asyncio.Protocol):
         self.heard.append(None)
 
 
-async def test_messages_sent_together_with_the_start_message_are_read() -> None:
+async def test_a_worker_reads_messages_that_are_sent_together_with_the_start_message() -> None:
     sent: list[Any] = []
     up = relay.WorkerUp("1/n", "n", 1, {}, {})
     worker = RemoteWorker(up, Limits(), "jail", lambda *_: None, Counter(), sent.append)

@@ -1,4 +1,4 @@
-"""Frames of the protocol, split at any place, and frames that policies forge."""
+"""Tests of frames that are split at any place, and of frames that policies forge."""
 
 import random
 
@@ -26,7 +26,7 @@ def test_a_stream_in_any_pieces_gives_the_same_frames(seed):
 
 
 @pytest.mark.parametrize("header", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x65\0\0\0"])
-def test_frames_before_a_bad_header_are_read_and_none_after(header):
+def test_frames_before_a_bad_header_are_read_and_frames_after_it_are_not(header):
     reader = frames.FrameReader(100)
     assert reader.feed(frames.HEADER.pack(1) + b"a" + header + b"bcd") == [b"a"]
     assert reader.error

@@ -1,4 +1,4 @@
-"""A real Ray on this machine: a head without processors, and raylets that tests start and kill."""
+"""A Ray on this machine with a head without processors, and raylets that tests start and kill."""
 
 import shutil
 import sys

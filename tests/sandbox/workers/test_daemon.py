@@ -1,4 +1,4 @@
-"""A real daemon with policies on a real Ray: no duplicates, and nothing left behind."""
+"""A daemon with policies on a real Ray duplicates no grant, and leaves nothing behind."""
 
 import os
 import re

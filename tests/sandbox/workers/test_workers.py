@@ -66,7 +66,7 @@ async def results(bench: Any, count: int, body: str = SLEEPS) -> list[Any]:
 
 
 async def at_work(world: Any, bench: Any) -> None:
-    """Wait for the answer of one more evaluation; others are still in progress then."""
+    """Wait for the answer of one more evaluation while other evaluations are in progress."""
     before = len(bench.order)
     await async_until(lambda: len(bench.order) > before)
 
@@ -76,7 +76,9 @@ def answer_all(outcomes: list[Any]) -> bool:
     return answers == list(range(len(outcomes)))
 
 
-async def test_workers_propose_the_same_placements_as_this_machine(make_bench, serving) -> None:
+async def test_workers_propose_the_placements_that_the_daemons_machine_proposes(
+    make_bench, serving
+) -> None:
     here, there = await make_bench(), await serving(1)
     first_fit, asks = here.first_fit(), {"demand": Demand(gpus=2), "terms": LeaseTerms(60.0)}
     placed = []
@@ -162,7 +164,9 @@ async def test_cells_of_two_raylets_work_in_parallel(world, serving) -> None:
     assert side_by_side(outcomes) == 2, "one cell on each raylet"
 
 
-async def test_workers_can_connect_by_rays_client_server(world, make_bench) -> None:
+async def test_the_daemon_can_connect_to_workers_through_rays_client_server(
+    world, make_bench
+) -> None:
     world.have(1)
     with client_server(world) as address:
         bench = await make_bench(workers=replace(world.workers(CELLS), address=address))
@@ -187,7 +191,7 @@ def client_server(world: Any) -> Iterator[str]:
         server.wait(30)
 
 
-async def test_without_live_workers_this_machine_evaluates(world, serving) -> None:
+async def test_without_live_workers_the_daemons_machine_evaluates(world, serving) -> None:
     bench = await serving(1)
     running = asyncio.ensure_future(results(bench, 16))
     await at_work(world, bench)
@@ -202,7 +206,7 @@ async def test_without_live_workers_this_machine_evaluates(world, serving) -> No
     assert "" not in places(bench)
 
 
-async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
+async def test_a_hanging_worker_causes_a_single_retry(world, serving) -> None:
     bench = await serving(1)
     await results(bench, 1)
     (agent,) = await async_until(lambda: world.agents(0))
@@ -216,7 +220,7 @@ async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
     assert [each for each in world.said if "silent" in each[1]]
 
 
-async def test_a_hanging_cell_on_a_worker_causes_one_retry(world, serving) -> None:
+async def test_a_hanging_cell_on_a_worker_causes_a_single_retry(world, serving) -> None:
     bench = await serving(1, limits=Limits(evaluation_seconds=2.0))
     await results(bench, 1)
     (agent,) = await async_until(lambda: world.agents(0))
@@ -274,7 +278,7 @@ async def test_a_node_with_a_failing_jail_gets_no_policy(world, make_bench) -> N
     assert bench.sandbox.report().workers_up == 0
 
 
-async def test_without_ray_the_sandbox_serves(make_bench) -> None:
+async def test_the_sandbox_evaluates_although_ray_is_missing(make_bench) -> None:
     settings = WorkerSettings("127.0.0.1:1", 4, lambda *_: None)
     bench = await make_bench(workers=settings)
     assert answer_all(await results(bench, 2))

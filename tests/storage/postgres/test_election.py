@@ -1,4 +1,4 @@
-"""Of several servers, one leads at a time; another one takes over if the leader is silent."""
+"""Of several servers, one leads at a time; another server takes over from a silent leader."""
 
 import threading
 from collections.abc import Iterator
@@ -41,7 +41,9 @@ def stand(server: Leadership, seat: Seat) -> None:
         never.wait(0.02)  # The database sends no event about the election.
 
 
-def test_one_server_leads_and_the_others_see_it(address: str, two: tuple[Leadership, Leadership]):
+def test_one_server_leads_and_the_other_servers_know_the_leader(
+    address: str, two: tuple[Leadership, Leadership]
+):
     first, second = two
     assert not second.stand(B)
     assert second.leader is not None
@@ -82,7 +84,7 @@ def test_a_leader_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Le
     assert second.stand(B)
 
 
-def test_a_silent_leader_is_replaced_and_notices_it(
+def test_a_silent_leader_is_replaced_and_notices_the_replacement(
     postgres, address: str, two: tuple[Leadership, Leadership]
 ):
     first, second = two

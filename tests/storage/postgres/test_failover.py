@@ -1,4 +1,4 @@
-"""A lost primary, an old primary that returns, and commits without an answer."""
+"""Tests of a lost primary, an old primary that returns, and commits without an answer."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""No write of a deposed server is stored, and each fence is necessary for that."""
+"""The database stores no write of a deposed server, and each fence is necessary."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def test_a_replaced_server_writes_nothing(postgres, what: str):
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_without_its_fence_a_deposed_server_would_write(
+def test_without_the_fence_in_a_statement_a_deposed_server_would_write(
     postgres, what: str, monkeypatch: pytest.MonkeyPatch
 ):
     _, statements, name = WRITES[what]

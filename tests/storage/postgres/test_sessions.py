@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL: passwords in addresses, settings of roles, and lost sessions."""
+"""Tests of sessions of PostgreSQL: passwords in addresses, settings of roles, lost sessions."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""PostgreSQL as storage: known pitfalls, each with its error message."""
+"""Tests of PostgreSQL as storage: known pitfalls, and the error message of each."""
 
 import asyncio
 import signal
@@ -67,7 +67,9 @@ def test_a_killed_server_admits_the_next_one(address: str):
     facts.close()
 
 
-async def test_a_deposed_server_stores_nothing_and_reports_that(postgres, address: str):
+async def test_a_deposed_server_stores_nothing_and_reports_that_it_is_deposed(
+    postgres, address: str
+):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     assert await ledger.append(numbered_facts(1, 2), NOW) == 2
@@ -132,7 +134,7 @@ def absent_standby(postgres) -> Iterator[None]:
     postgres.execute("SELECT pg_reload_conf()")
 
 
-async def test_a_cancelled_wait_for_a_standby_does_not_count_as_success(
+async def test_a_cancelled_wait_for_a_database_standby_does_not_count_as_a_commit(
     postgres, address: str, request: pytest.FixtureRequest
 ):
     """PostgreSQL reports success of the commit, and only warns that it may still be lost."""
@@ -152,7 +154,7 @@ async def test_a_cancelled_wait_for_a_standby_does_not_count_as_success(
         await ledger.close()
 
 
-async def test_fencing_numbers_continue_above_the_reserved_ones(address: str):
+async def test_fencing_numbers_continue_above_the_reserved_numbers(address: str):
     for clean, floor in ((True, 0), (False, 7), (True, 10_008)):
         facts = PostgresStorage(address).facts()
         assert facts.open().fencing == floor
@@ -249,7 +251,7 @@ def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, ad
         prepare(address, "role_of_none")
 
 
-def test_tokens_are_seen_by_another_process_soon(address: str):
+def test_another_process_soon_sees_a_change_of_tokens(address: str):
     mine, other = (PostgresStorage(address).tokens() for _ in range(2))
     with closing(mine), closing(other):
         assert mine.version() is None
@@ -264,7 +266,7 @@ def test_tokens_are_seen_by_another_process_soon(address: str):
         assert other.version() != before
 
 
-def test_logins_are_seen_by_another_process_soon(address: str):
+def test_another_process_soon_sees_a_change_of_logins(address: str):
     mine, other = (PostgresStorage(address).logins() for _ in range(2))
     with closing(mine), closing(other):
         assert mine.version() is None

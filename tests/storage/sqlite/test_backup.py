@@ -1,4 +1,4 @@
-"""A copy of a data folder while it is written: complete, durable, and private."""
+"""A backup of a data folder in use is complete, durable and private."""
 
 import signal
 import stat
@@ -89,7 +89,7 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def test_a_copy_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
+def test_a_backup_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     with Writing(data) as server:
@@ -131,7 +131,7 @@ def test_a_restored_folder_uses_no_fencing_number_twice(tmp_path: Path) -> None:
     assert again.fencing == restored.fencing + FENCING_SKIP
 
 
-def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_backup_does_not_overwrite_an_existing_target(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     with pytest.raises(StorageError, match="data is not empty"):
         back_up(data, data)
@@ -155,7 +155,7 @@ def test_a_damaged_folder_is_refused_and_leaves_nothing_behind(tmp_path: Path, n
     assert not (tmp_path / "new.new").exists()
 
 
-def test_a_killed_backup_can_be_repeated(tmp_path: Path) -> None:
+def test_a_backup_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     target, half = tmp_path / "copy", tmp_path / "copy.new" / "ledger.db"
     command = [sys.executable, "-c", STAGING, str(target)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -20,7 +20,7 @@ input()
 """
 
 
-def test_the_lock_ends_with_its_holder(tmp_path: Path):
+def test_the_lock_of_a_folder_ends_with_the_process_that_holds_it(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -40,7 +40,9 @@ def test_the_lock_ends_with_its_holder(tmp_path: Path):
     WriterLock(path).acquire()
 
 
-def test_a_holder_without_a_name_in_the_file_is_reported_as_another_process(tmp_path: Path):
+def test_a_holder_of_the_lock_without_a_name_in_the_file_is_reported_as_another_process(
+    tmp_path: Path,
+):
     path = tmp_path / "ledger.sqlite"
     lock = WriterLock(path)
     lock.acquire()

@@ -1,4 +1,4 @@
-"""Marks, each in two copies with checksums; and who may read the files of a database."""
+"""Tests of marks with two checksummed copies, and of the modes of a database's files."""
 
 import os
 import sqlite3
@@ -52,7 +52,7 @@ def flip(path: Path, byte: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_mark_has_the_last_written_value(path: Path):
+def test_a_mark_file_has_the_last_written_value(path: Path):
     assert read_mark(path, "ledger").exists is False
     write_mark(path, (1, 11), (2, 22), (3, 33))
     found = read_mark(path, "ledger")
@@ -63,7 +63,7 @@ def test_a_mark_has_the_last_written_value(path: Path):
 
 
 @pytest.mark.parametrize("byte", range(0, 36, 5))
-def test_a_damaged_copy_is_reported_and_the_other_copy_is_used(path: Path, byte: int):
+def test_a_damaged_copy_of_a_mark_is_reported_and_the_other_copy_is_used(path: Path, byte: int):
     write_mark(path, (1, 11), (2, 22))
     said = set()
     for copy in (0, COPY_BYTES):
@@ -86,7 +86,7 @@ def test_a_mark_with_another_label_is_ignored(path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 10, COPY_BYTES + 10])
-def test_a_truncated_mark_counts_as_damaged(path: Path, size: int):
+def test_a_truncated_mark_file_counts_as_damaged(path: Path, size: int):
     write_mark(path, (1, 1), (2, 2))
     path.write_bytes(path.read_bytes()[:size])
     assert read_mark(path, "ledger").doubt
@@ -117,7 +117,7 @@ def later(monkeypatch) -> Callable[[], None]:
     return passes
 
 
-def test_the_reserve_is_restored_once_there_is_room(tmp_path: Path, later):
+def test_the_reserve_file_is_restored_once_the_disk_has_room(tmp_path: Path, later):
     reserve = Reserve(tmp_path / "reserve")
     assert not reserve.is_full
     assert reserve.spend()
@@ -144,7 +144,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, later
         assert (reserve.is_full, reserve.spent) == (full, False)
 
 
-def test_a_format_is_migrated_step_by_step_or_refused():
+def test_an_old_format_of_a_database_is_migrated_step_by_step_or_refused():
     found = Format(3, {1: ["CREATE TABLE a(x)", "CREATE TABLE b(x)"], 2: ["DROP TABLE a"]})
     assert found.refusal(1, "") == ""
     assert list(found.migration(1)) == ["CREATE TABLE a(x)", "CREATE TABLE b(x)", "DROP TABLE a"]
@@ -153,7 +153,7 @@ def test_a_format_is_migrated_step_by_step_or_refused():
     assert "start moored 7.0" in found.refusal(4, "7.0")
 
 
-def test_a_database_names_the_release_that_writes_it():
+def test_a_database_has_the_name_of_the_release_that_writes_it():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         assert writer_of(connection) == ""
         connection.execute("CREATE TABLE release(version)")

@@ -1,4 +1,4 @@
-"""Reads a write-ahead log beyond a damaged place."""
+"""Tests of reading a write-ahead log beyond a damaged place."""
 
 import shutil
 import sqlite3
@@ -45,7 +45,9 @@ def damage(path: Path, at: int, count: int = 1) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("place", ["salts", "page", "body", "sum", "header"])
-def test_a_damaged_frame_costs_no_later_frame(tmp_path: Path, place: str, rounds: int):
+def test_a_damaged_frame_of_the_write_ahead_log_costs_no_later_frame(
+    tmp_path: Path, place: str, rounds: int
+):
     path = write_and_kill(tmp_path, rounds=rounds)
     assert numbers(path, lacking=False) == list(range(ROWS * rounds))
     fifth = 32 + 4 * FRAME_BYTES
@@ -58,7 +60,7 @@ def test_a_damaged_frame_costs_no_later_frame(tmp_path: Path, place: str, rounds
     assert all((tmp_path / name).read_bytes() == held for name, held in before.items())
 
 
-def test_frames_without_a_commit_are_not_read(tmp_path: Path):
+def test_frames_of_the_write_ahead_log_without_a_commit_are_not_read(tmp_path: Path):
     path = write_and_kill(tmp_path, rounds=1)
     log = path.with_name(path.name + "-wal")
     damage(path, log.stat().st_size - FRAME_BYTES + 99)
@@ -66,7 +68,7 @@ def test_frames_without_a_commit_are_not_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 20, 32, 32 + FRAME_BYTES // 2])
-def test_a_log_without_a_complete_frame_adds_no_rows(tmp_path: Path, size: int):
+def test_a_write_ahead_log_without_a_complete_frame_adds_no_rows(tmp_path: Path, size: int):
     path = write_and_kill(tmp_path, rounds=2)
     log = path.with_name(path.name + "-wal")
     log.write_bytes(log.read_bytes()[:size])
