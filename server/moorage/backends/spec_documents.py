@@ -36,7 +36,7 @@ def spec_from_document(
     Args:
         document: The fields; `category` among them wins over the argument.
         category: The backend's default category, if the document names none.
-        own: The backend's own spec classes by category, where they differ from `SPECS`.
+        own: The backend's own spec classes by category, if they differ from `SPECS`.
 
     Raises:
         SpecError: A field is wrong; the error names it, and the expected value.

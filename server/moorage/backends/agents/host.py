@@ -42,8 +42,8 @@ class AgentHost:
         folder: Holds the fencing numbers of the last orders.
         on_heard: Called when the server confirms a message, with the time when it was sent, by
             `deadline.now`.
-        address: Address of this machine for members of a gang on others; empty: the address that
-            its connection to the server has.
+        address: Address of this machine for gang members on other machines; empty: the address of
+            the connection to the server.
         measure: Measures the machine, in a thread; None: no metrics are sent.
         epoch: The latest epoch of servers whose orders were accepted here.
     """
@@ -219,14 +219,14 @@ class AgentHost:
             return None
 
     def _tell(self) -> None:
-        """Send queued news; without a connection, drop them: the server asks once it connects."""
+        """Send queued news, or drop them without a connection: the server asks for states later."""
         if self._socket is None:
             self._news.clear()
         else:
             self._spawn(self._send(self._socket))
 
     async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
-        """Send queued news, then a report, so that news from before a call's end arrive first."""
+        """Send queued news, then a call's report, so that earlier news arrive before it."""
         async with self._sending:
             while self._news:
                 await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))

@@ -102,7 +102,7 @@ class Containers(LocalWorkloads):
         return workload in self._strays | self._begun_here or self._store.has(workload)
 
     def keeps(self, workload: str) -> bool:
-        """Return whether this machine stores output of a workload, even of a stopped one."""
+        """Return whether this machine stores output of a workload, running or stopped."""
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
@@ -148,7 +148,7 @@ class Containers(LocalWorkloads):
         return {} if grant is None else {"devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
-        """Refuse: files of a user in a container cannot be separated from those of its image."""
+        """Refuse a reset: a user's files in a container cannot be told from those of its image."""
         self._order(workload)
         raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
 
@@ -286,7 +286,7 @@ class Containers(LocalWorkloads):
         workload_store.write(ready, {"endpoint": endpoint})
         news = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            # The report of its end, or of its stop, must be the last.
+            # The report of a container's end or stop must be the last report about it.
             if workload in self._begun_here and workload not in self._reported:
                 self._tell(news)
         return news
@@ -412,7 +412,7 @@ class Containers(LocalWorkloads):
                 api.run_command(killer)
 
     def _tell_end(self, workload: WorkloadReport) -> None:
-        """Report the end of a container that ended by itself, once."""
+        """Report once that a container ended by itself."""
         with self._lock:
             if workload.id in self._reported or workload.id in self._stopping:
                 return
@@ -422,14 +422,14 @@ class Containers(LocalWorkloads):
     # The container engine ------------------------------------------------------------------------
 
     def _api(self) -> ContainerApi:
-        """Return the container engine's API; connect to it when it is first used."""
+        """Return the container engine's API; connect to the engine at the first call."""
         with self._lock:
             if self._connected is None:
                 self._connected = ContainerApi(find_socket())
             return self._connected
 
     def _listen(self) -> None:
-        """Start a thread that receives the container engine's events; no later event is missed."""
+        """Start a thread that receives the container engine's events; it misses no later event."""
         with self._lock:
             if self._listening is not None or self._closed.is_set():
                 return
@@ -529,7 +529,7 @@ def _unescape(text: str) -> str:
 
 
 def _lies(path: str, mounts: list[_Mount]) -> _Mount:
-    """Return the device that a path lies on, and the path within that device."""
+    """Return the device that has a path, and the path within this device."""
     over = [each for each in mounts if _leads(each.place, path)]
     mount = max(over, key=lambda each: len(each.place))  # `max` returns the first, the latest.
     inside = os.path.relpath(path, mount.place)

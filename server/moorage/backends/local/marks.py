@@ -29,7 +29,7 @@ def all_pids() -> Iterator[int]:
 
 
 def kill_by_mark(mark: str, *also: str) -> None:
-    """Kill all processes of this user that have this variable; return when none is left.
+    """Kill this user's processes with a marker variable; return when none is left.
 
     Args:
         mark: The variable, as `NAME=value`.
@@ -107,7 +107,7 @@ def kill_until_none(kill: Callable[[], str]) -> None:
     """Repeat `kill` until it finds no process.
 
     Args:
-        kill: Kills all processes that it finds, and returns a text that lists them; empty: none.
+        kill: Kills all processes that it finds, and returns a text that lists them; or "".
 
     Raises:
         BackendError: Processes are still alive after `KILL_SECONDS_MAX`, blocked in the kernel.

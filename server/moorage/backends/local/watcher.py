@@ -45,7 +45,7 @@ class Watcher:
             return _runs(descriptor)
 
     def signal(self, descriptor: int, pid: int, number: int) -> None:
-        """Signal the process behind a watched pidfd, unless it has ended."""
+        """Signal the process behind a watched pidfd, unless the process has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):  # As above.
             watch = self._watches.get(descriptor)
             if not self._closed and watch is not None and watch.pid == pid:

@@ -40,7 +40,7 @@ SILENCE_SECONDS_MAX: Final = 30.0
 SCHEDULER_SECONDS_MAX: Final = 300.0
 """Seconds that the scheduler may report nothing about a complete pod, since it may be busy."""
 STOP_SECONDS_MAX: Final = 120.0
-"""Longest wait of a stop for its pods' end; then it fails, and the stop is tried again."""
+"""Longest wait of a stop for its pods' end; then the stop fails, and is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
 """Seconds that a cancelled start waits until its objects are gone; the stop waits longer."""
 LOOK_SECONDS: Final = 1.0
@@ -346,7 +346,7 @@ class WorkloadRuns:
         """Raise an error if nothing was reported about a workload's pods for too long.
 
         Raises:
-            BackendError: The silence was too long.
+            BackendError: Kubernetes reported nothing for too long.
         """
         if lasted < SILENCE_SECONDS_MAX or cluster.trouble():
             return
@@ -393,7 +393,7 @@ class WorkloadRuns:
                 )
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
-        """Delete the objects of a failed start, and wait until they are gone.
+        """Delete the objects of a failed start, and wait until the objects are gone.
 
         A failed start waits without a time limit: the devices are not free while a pod may run. A
         cancelled start (`gave_up`) waits at most `UNDO_SECONDS_MAX`: a stop follows, and waits for

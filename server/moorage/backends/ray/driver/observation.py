@@ -1,6 +1,6 @@
 """Reads the capacity and use of a Ray cluster, and requests more capacity from its autoscaler.
 
-It may run in a task on the cluster; Ray sends its code there.
+The functions may run in a task on the cluster; Ray sends their code there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ def observe(server: str) -> JsonObject:
     Args:
         server: Id of a server whose placement groups count as leases, like those of pools.
 
-    With a `ray://` client this must run on the cluster, since such a client lacks these calls.
+    A `ray://` client lacks these calls, so for it this function must run on the cluster.
     """
     import ray  # noqa: PLC0415  # It travels.
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # Not public.
