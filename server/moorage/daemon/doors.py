@@ -1,6 +1,6 @@
 """The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
-`daemon.start` makes them; the handlers behind the ports change when the server leads.
+`daemon.start` makes the ports; their handlers change when the server leads.
 """
 
 import os
@@ -50,7 +50,7 @@ class Doors:
 
     Args:
         tls: Certificate of the server; None: no TLS.
-        trusts: Returns whether answers over HTTP may leave.
+        trusts: Returns whether this server may still send answers over HTTP.
 
     Attributes:
         port: The port of the WebSocket; 0 before it is open.
@@ -81,10 +81,10 @@ class Doors:
             services: The services behind HTTP.
             deliver: The receiver of the WebSocket's messages.
             agents: The receiver of connections from agents of machines.
-            goes_on: As `Gateway.change` takes it.
+            goes_on: Returns whether a session stays open; see `Gateway.change`.
 
         Raises:
-            OSError: An address cannot be listened on.
+            OSError: The server cannot listen on an address.
         """
         if isinstance(services, StandbyServices):
             self._standby = services
@@ -152,7 +152,7 @@ class Entrance:
 def make_entrance(
     config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
 ) -> Entrance:
-    """Make the ports, still closed."""
+    """Make the ports and the parts that decide who may connect; the ports are still closed."""
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max, storage.audit())
     stack.callback(audit.close)
     named_tokens = TokenStore(storage.tokens())

@@ -15,7 +15,7 @@ log = structlog.get_logger("moored")
 
 
 def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[object, object, None]:
-    """Note facts of the ledger that the log lacks, then the start of the server.
+    """Queue entries for facts that the log lacks, then the entry of the server's start.
 
     Entries after this call come after the recovered ones, also while the coroutine runs.
 
@@ -32,7 +32,7 @@ async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: in
     found = list[AuditEntry]()
     try:
         last = await asyncio.to_thread(audit.last_seq) if audit.is_on else None
-        # A killed server had no more entries waiting than this.
+        # At most this many entries waited for the disk when a server was killed.
         seq = until if last is None else max(last, until - PENDING_MAX)
         while seq < until and (page := await ledger.read(seq, until - seq)):
             found += trail.recovered(page)

@@ -67,8 +67,8 @@ class AuditTrail:
     Args:
         audit: Takes the entries.
         origin: Returns who waits for the answer at an address.
-        asker: Returns where the answer to a request goes, while it is awaited.
-        lease: Finds a lease, also one of the last that ended.
+        asker: Returns the address that awaits the answer to a request, if one does.
+        lease: Finds a lease that holds resources, or was one of the last to end.
         standing: The state of leases at the start; from then on, it follows the facts.
     """
 
@@ -142,7 +142,7 @@ class AuditTrail:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
     def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
-        """Return the audit entry of a fact, if its kind has one; the answer goes to `to`."""
+        """Return the audit entry of a fact whose kind is logged; its caller is answered at `to`."""
         entry: AuditEntry | None = None
         match fact:
             case Granted():
@@ -203,7 +203,7 @@ class AuditTrail:
                 assert_never(fact)
 
     def _grant(self, lease: Lease) -> AuditEntry:
-        """Return the entry of a grant. On the hot path: `_by` inlined."""
+        """Return the entry of a grant. On the hot path, so it repeats the code of `_by`."""
         to = self._asker(lease.id)
         caller, remote = _UNKNOWN if to is None else self._origin(to)
         who, role, token = (

@@ -110,13 +110,13 @@ class _Connection(ssl.SSLObject):
 
 
 class ServerTls:
-    """The context of both ports.
+    """Makes the TLS context of both ports, and renews it when a file changes.
 
     Args:
         certificate: PEM file with the certificate, and intermediate ones.
         key: PEM file with its private key, without a passphrase.
-        client_authority: PEM file with the authorities of clients' certificates; None: clients
-            need none.
+        client_authority: PEM file with the authorities of clients' certificates; None: clients need
+            no certificate.
 
     Attributes:
         context: The TLS context of new connections.

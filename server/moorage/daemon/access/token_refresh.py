@@ -30,8 +30,8 @@ class Rereading:
 
     Args:
         config: The settings in force.
-        read: Reads them again; raises `ConfigError`.
-        file: The file to look at; None: there is none.
+        read: Reads the settings again; raises `ConfigError`.
+        file: The settings file to watch; None: no file is watched.
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], file: Path | None) -> None:
@@ -43,14 +43,14 @@ class Rereading:
         self._known = self._stamp()
 
     def hang_up(self, stop: Callable[[], None]) -> None:
-        """Handle SIGHUP: read again; or stop the daemon, if its terminal is gone."""
+        """Handle SIGHUP: read the tokens again, or stop the daemon if its terminal is gone."""
         if self._terminal and not _has_terminal():
             stop()
         else:
             self._hung_up.set()
 
     async def run(self, change: Callable[[Mapping[str, str]], None]) -> None:
-        """Read again after each change and each SIGHUP, until cancelled.
+        """Read the tokens again after each change of the file and each SIGHUP, until cancelled.
 
         Args:
             change: Called with the new tokens if they differ from the old ones.

@@ -51,7 +51,7 @@ ANSWER_SECONDS_MAX: Final = 3.0
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50
-"""Beats of all agents together, as Nomad's `max_heartbeats_per_second`, within these pauses."""
+"""Beats of all agents per second, within `BEAT_SECONDS`; Nomad's `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
 """Leases start elsewhere once a machine was silent for its agent's `unheard_seconds` and this
 margin, in which its workloads end and clocks may differ."""
@@ -83,7 +83,7 @@ class _Refusal(Exception):  # noqa: N818  # It names an answer, not a fault.
 
 
 class AgentRoster:
-    """Manages agents and their machines; see the module.
+    """Lets agents in, and manages their machines in the registry and the backend.
 
     Args:
         store: The agents that may connect, and the tokens with which machines may join.
@@ -356,7 +356,7 @@ class AgentRoster:
     async def _take_over(
         self, fleet: FleetBackend, place: Place, hello: wire.AgentHello
     ) -> tuple[AgentMachine, bool]:
-        """Return the machine of a node, and whether it is new; refuse if another agent has it."""
+        """Return a node's machine, and whether it is new; refuse if another agent has the node."""
         taken = place in self._coming
         self._coming.add(place)
         try:
@@ -474,10 +474,10 @@ class AgentRoster:
             noted: The node as which it was registered before; None: unknown.
 
         Returns:
-            Its node; from now on, only the server and operators change its cluster.
+            The machine's node; from now on, only the server and operators change its cluster.
 
         Raises:
-            ServiceError: The registry refuses it.
+            ServiceError: The registry refuses the document.
         """
         (node,) = nodes_of(document)
         before = self._own_before(document, noted)
@@ -601,7 +601,7 @@ class AgentRoster:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
 
     async def _lose(self, machine: AgentMachine) -> None:
-        """Exclude a lost machine from placement; its workloads run on."""
+        """Exclude a lost machine from placement; its workloads keep running."""
         machine.note(lost=True)
 
         def lost(node: JsonObject | None) -> JsonObject | None:

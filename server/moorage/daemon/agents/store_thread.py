@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Calls methods of a store; any of them may raise `AgentStoreError`."""
+    """Calls methods of the store of agents in a thread; each may raise `AgentStoreError`."""
 
     def __init__(self, store: AgentStore) -> None:
         self._store = store

@@ -45,7 +45,7 @@ COLUMNS: Final = ("state", "milli", "tenant", "ends")
 
 
 class ShownSlot(NamedTuple):
-    """The content of one slot."""
+    """What the map shows for one slot."""
 
     state: int
     milli: int

@@ -1,6 +1,6 @@
 """Topic `shapes`: tells all watchers how often the most frequent demands fit.
 
-The counts are those of `shapes`.
+`shapes` counts the demands.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PAUSE_SECONDS: Final = 1.0
 
 
 class ShapeNews:
-    """All sessions that watch topic `shapes`.
+    """Sends the counts of shapes to all sessions that watch topic `shapes`.
 
     Args:
         push: Sends news to a session.

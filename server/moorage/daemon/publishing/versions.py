@@ -1,4 +1,4 @@
-"""Finds the version for an alias: registered, loadable and unchanged.
+"""Finds the version for an alias; the version must be registered, loadable and unchanged.
 
 Used by `aliases`. A URI names a version; its digest identifies the content. A removed version may
 be registered again with other code, so a fallback to a good version checks both.
