@@ -146,7 +146,7 @@ def _read_swap(given: str) -> tuple[str, str]:
 
 
 def _read_quota_change(given: str) -> JsonObject:
-    """Return the quota of a text `TENANT key=value …`, the format of the setting `quotas`."""
+    """Return the quota in a text `TENANT key=value …`, the format of the setting `quotas`."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")
     change: JsonObject = {"tenant": tenant} | ({"project": project} if slash else {})

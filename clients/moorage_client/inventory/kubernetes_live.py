@@ -24,12 +24,12 @@ STOP_SECONDS_MAX: Final = 10.0
 
 
 def is_live(source: str) -> bool:
-    """Return whether a source is a cluster to read from."""
+    """Return whether a source names a Kubernetes cluster that runs."""
     return source.partition(":")[0] == KUBERNETES
 
 
 def live_inventory(source: str, cluster_id: str) -> Inventory:
-    """Return the current state of a cluster.
+    """Return the current state of a Kubernetes cluster, read from its API server.
 
     Args:
         source: `kubernetes`, or `kubernetes:CONTEXT` for another context than the current one.
@@ -52,7 +52,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
     """Return the id of the cluster of a source: by default the name of its context.
 
     Raises:
-        InventoryError: There is no id: no kubeconfig names a current context.
+        InventoryError: No id is given, and no kubeconfig names a current context.
     """
     found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
@@ -61,7 +61,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
 
 
 def current_context() -> str:
-    """Return the current context of the kubeconfig, as kubectl finds it; "" if there is none."""
+    """Return the current context of the kubeconfig, as kubectl finds it; "" without a context."""
     import yaml  # noqa: PLC0415  # Slow to import.
 
     default = os.path.expanduser("~/.kube/config")  # noqa: PTH111  # Raises nothing without a home.
