@@ -35,7 +35,7 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 EDGE: Final = 0.1
-"""Share of the pods that `per_second` omits at each end of the run: start and end are slower."""
+"""Share of the events that `per_second` omits at each end of a run, which is slower there."""
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 
@@ -117,7 +117,7 @@ async def pod_session(folder: Path, nodes: Nodes) -> AsyncIterator[ObjectSession
 
 
 def _measure_ready(machines: Nodes, count: int) -> float:
-    """Return how many pods per second the scheduler binds; all pods exist before it starts."""
+    """Return how many pods per second the scheduler binds if all pods exist before it starts."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,

@@ -1,4 +1,4 @@
-"""Measures the cost to others of policies that never return.
+"""Measures what policies that never return cost other policies.
 
 The latency of another policy, the bystander, is measured alone, beside such policies (hogs), and
 beside as many plain processes that run at idle priority in the same Linux session (burners).
@@ -22,7 +22,7 @@ NODES: Final = 10
 HOGS: Final = 4
 ROUNDS: Final = 3
 WATCHED_SECONDS: Final = 2.0
-"""Seconds of observing the bystander in each turn, with hogs and without."""
+"""Seconds for which the bystander is observed in each turn, with hogs and without."""
 KNOWN_SECONDS_MAX: Final = 30.0
 """Seconds until the circuits of all hogs must be open, after repeated stops at the deadline."""
 PACE_SECONDS: Final = 0.001

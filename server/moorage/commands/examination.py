@@ -41,9 +41,10 @@ SERVICES: Final = "cluster registry, metrics store and policy store are built in
 ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
-"""Seconds for the server that has the data folder open to answer: it may be busy."""
+"""Seconds for the server of this data folder to answer: it may be busy."""
 _WEBSOCKET_HEALTH: Final = b"ok\n"
-"""The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
+"""The answer to `/healthz` at the port of the WebSocket; at the port of HTTP, the answer is
+JSON."""
 _OTHER_SETTINGS: Final = "restart it with these settings, or run this command with its settings"
 _SILENT: Final = (
     "run this command with the server's settings of ports and TLS; if they agree, read its log"
@@ -52,7 +53,7 @@ _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not 
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; append the advice to findings about the data folder. Raises nothing."""
+    """Check all parts; append `advice` to findings about the data folder. Raises nothing."""
     listeners = find_listeners(config.data_dir)
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
@@ -73,10 +74,10 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
 
 
 class _NoServices:
-    """Services for the policy of the self-test, which must not call any of them."""
+    """Serves nothing to the policy of the self-test, which must not call any service."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
-        """Refuse the call."""
+        """Refuse a policy's call of a service."""
         raise AssertionError((client, method, arguments))
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -164,8 +165,8 @@ def _is_served(config: Config, own: bool | None) -> bool:
 
     Args:
         config: The settings.
-        own: Whether the server has the data folder open; None: this user may not see it, or it
-            is on another machine or in another container.
+        own: Whether the server has the data folder open; None: unknown, since this user may not see
+            it, or it is on another machine or in another container.
     """
     if own is not None:
         return own
@@ -179,7 +180,7 @@ def _is_served(config: Config, own: bool | None) -> bool:
 
 
 def _answers(config: Config, host: str, port: int, seconds_max: float, *, websocket: bool) -> bool:
-    """Return whether a healthy server is at a port: it answers `/healthz`.
+    """Return whether a healthy server is at a port: whether it answers `/healthz`.
 
     With TLS, the two ports of a server look the same.
     """
@@ -201,7 +202,7 @@ def _answers(config: Config, host: str, port: int, seconds_max: float, *, websoc
 def _has_own_server(
     config: Config, host: str, port: int, listeners: Listeners, *, websocket: bool
 ) -> bool | None:
-    """Return whether the healthy server at a port has these settings; None: there is none."""
+    """Return whether the healthy server at a port has these settings; None: no such server."""
     reached = [address for address, each in listeners.own if each == port]
     patience = OWN_ANSWER_SECONDS_MAX if reached else ANSWER_SECONDS_MAX
     if not _answers(config, host, port, patience, websocket=websocket):
@@ -251,7 +252,7 @@ def _port(
                 reason = f"{own} there, but does not answer as {name}: {_SILENT}"
                 return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     if sockets and port:
-        # The flags of `serve` may set other ports; this command has no such flags.
+        # The flags of `serve` may set other ports; `doctor` has no such flags.
         detail = f"{host}:{port} ({', '.join(settings)}): {elsewhere} instead: {_OTHER_SETTINGS}"
         return DoctorFinding(name, "missing", detail)
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

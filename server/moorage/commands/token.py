@@ -136,7 +136,7 @@ def _is_tenant(tenant: str) -> bool:
 
 
 def _end(expires: str, now: float) -> float | None:
-    """Return when a new token expires; None if it never does."""
+    """Return when a new token expires; None if it never expires."""
     if expires == "never":
         return None
     seconds = read_duration(expires)

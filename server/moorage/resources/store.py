@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ResourceStore:
-    """Free resources by pool, and acquired resources by id; see `ResourceEngine`."""
+    """Starts, binds and ends resources: free ones by pool, and acquired ones by id."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class ResourceStore:
         self._claims: dict[str, ResourceClaim] = {}
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """Count resources by pool, without free ones that have died."""
+        """Count resources by pool, without free resources that have died."""
         with self._lock:
             pools = dict(self._pools)
         dead = dict(zip(pools, await asyncio.gather(*map(self._dead, pools.values())), strict=True))
@@ -95,7 +95,7 @@ class ResourceStore:
         timeout_seconds: float | None,
         wait_seconds: float | None,
     ) -> BaseResource:
-        """Bind a resource to an id."""
+        """Bind a resource to an id and return it, as `ResourceEngine.acquire` does."""
         begin = False
         with self._lock:
             claim = self._claims.get(name)
@@ -222,7 +222,8 @@ class ResourceStore:
             claim.task.add_done_callback(note_end)
 
         def note_end(task: asyncio.Task[None]) -> None:
-            # Not in the task: a task that is cancelled before its first step never runs.
+            # Do this outside of the task: a task that is cancelled before its first step never
+            # runs.
             if task.cancelled():
                 self._over(claim, BackendError(f"the start of {claim.id!r} was cancelled"))
             claim.quiet.set_result(None)
@@ -253,7 +254,7 @@ class ResourceStore:
             await finish(self._hand_over(claim, resource))
 
     async def _ready(self, claim: ResourceClaim) -> BaseResource:
-        """Return a usable resource: the claim's warm one, or a new one in its place."""
+        """Return a usable resource: the claim's warm resource, or a new resource in its place."""
         pool, warm = claim.pool, claim.warm
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was cancelled before its start began")
@@ -409,7 +410,7 @@ class ResourceStore:
 
 
 def _wait_shielded(news: Future[_T]) -> asyncio.Future[_T]:
-    """Wait for `news`; a cancelled wait does not cancel `news` for others."""
+    """Wait for `news`; a cancelled wait does not cancel `news` for other waiters."""
     future = asyncio.wrap_future(news)
     future.add_done_callback(_look)  # `shield` drops results that come after the cancellation.
     return asyncio.shield(future)

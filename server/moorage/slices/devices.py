@@ -37,7 +37,7 @@ def is_reclaimed() -> bool:
 def release_devices() -> list[int]:
     """Kill every process that has /dev/vfio open, and remove libtpu's lock file.
 
-    Call this only if `EFORMER_KILL_VFIO=1` allows it: the processes may be other users'.
+    Call this only if `EFORMER_KILL_VFIO=1` allows it: the processes may belong to other users.
 
     Returns:
         The ids of the killed processes.
