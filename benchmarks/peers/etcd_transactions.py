@@ -1,4 +1,4 @@
-"""etcd: a lease and a create-if-absent transaction for each GPU, in random order."""
+"""The peer etcd: a lease and a create-if-absent transaction for each GPU, in random order."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ Value = int | bytes
 
 
 def encode(*fields: tuple[int, Value]) -> bytes:
-    """Return a message of Protocol Buffers with these numbered fields."""
+    """Return a message of Protocol Buffers with the given fields, by number."""
     return b"".join(
         _varint(number << 3) + _varint(value)
         if isinstance(value, int)

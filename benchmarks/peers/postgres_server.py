@@ -1,4 +1,4 @@
-"""A PostgreSQL with default settings, which syncs each commit before it answers."""
+"""Runs a PostgreSQL with default settings, which syncs each commit before it answers."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _PROGRAMS: Final = "/usr/lib/postgresql/*/bin/"
 
 
 def version() -> str | None:
-    """Return the version of the server, if its Python client is installed, too."""
+    """Return the version of the server; None unless it and its Python client are installed."""
     return (
         version_of(find_program("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
     )
@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     """Run a server until the block ends.
 
     Yields:
-        Its process, a pool of connections for requests, and a connection that listens.
+        The server's process, a pool of connections for requests, and a connection that listens.
     """
     import asyncpg  # noqa: PLC0415  # This peer's alone.
 
@@ -74,12 +74,12 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
 
 @dataclass
 class PostgresSession:
-    """The clients of a server, with the statements of a peer.
+    """Books and releases GPUs at a server with the statements of a peer.
 
     Args:
-        book: Returns a row of what it booked, or no row.
-        any_free: Returns a row if a GPU is free.
-        release_one: Statement that takes the booking's handle, and notifies `freed`.
+        book: Statement that books a GPU and returns a row about it, or no row.
+        any_free: Statement that returns a row if a GPU is free.
+        release_one: Statement that frees the GPU of a booking's handle, and notifies `freed`.
         read: Turns a row of `book` into a booking.
     """
 
