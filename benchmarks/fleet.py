@@ -154,7 +154,7 @@ def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
             (latency,) = _latencies(running, [_message({"clusters": [_name(middle)]}, memory)])
             taken.append(time.perf_counter() - started)
             if latency > taken[-1]:
-                raise CommandError("a request took longer than the whole change that includes it")
+                raise CommandError("a request took longer than the change and the request together")
         figures[f"{name}_seconds"] = sorted(taken)[REPEATED // 2]
     return figures
 

@@ -167,7 +167,7 @@ async def _renew(url: str, load: _Load, taken: list[float]) -> None:
         client.send(pack(load.ask("mine")))
         granted = await replies.get()
         if (lease := granted.lease) is None:
-            raise CommandError(f"a request was refused: {granted}")
+            raise CommandError(f"the request of the renewed lease was refused: {granted}")
         renewal = pack({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
         while True:
             started = time.perf_counter()

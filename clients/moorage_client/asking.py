@@ -62,7 +62,8 @@ def request_message(
         TypeError: An argument is not a field of a request.
     """
     if unknown := request.keys() - Request.__annotations__.keys():
-        raise TypeError(f"a request has no field {', '.join(sorted(unknown))}")
+        known = ", ".join(Request.__annotations__)
+        raise TypeError(f"unknown arguments {', '.join(sorted(unknown))}; a request has {known}")
     some = request.get("alternatives")
     given = {"lease": lease, **request}
     message: JsonObject = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}

@@ -408,15 +408,15 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
             note(f"The placement is for alternative {lease.choice} of --or.")
         if lease.ttl_max_seconds is not None:
             note(
-                f"It lasts {lease.ttl_max_seconds:.0f} s at most: then its nodes are reserved or"
-                " drained."
+                f"The lease lasts at most {lease.ttl_max_seconds:.0f} s: then its nodes are "
+                "reserved or drained."
             )
         note(
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
         if not stored:
-            note(f"Write down its token, which was not stored: {lease.token}")
+            note(f"Write down the token of the lease, which was not stored: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)
 

@@ -140,7 +140,7 @@ def _show(report: JsonObject) -> None:
         if longest:  # Rankings and blocks are not timed.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:
-        note(f"it printed:\n{report['printed']}")
+        note(f"the policy printed:\n{report['printed']}")
     if report["profile"]:
         _show_profile(report["profile"])
     say(f"{report['uri']}: {'passed' if report['passed'] else 'NOT SOUND'}")
@@ -161,7 +161,7 @@ def _show_profile(profile: JsonObject) -> None:
             for line in profile["lines"][:LINES_SHOWN]
             if line["seconds"] >= SHARE_SHOWN * total
         ),
-        empty="No line of it was run.",
+        empty="No line of the policy was run.",
     )
 
 

@@ -41,7 +41,9 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
     with follow_cluster(source, cluster_id, watch=False) as lines:
         line = lines.readline()
     if not line:
-        raise InventoryError(source, "", f"an answer of {PROGRAM}; its last output is above")
+        raise InventoryError(
+            source, "", f"a cluster from {PROGRAM}, which ended without; its last output is above"
+        )
     said: JsonObject = json.loads(line)
     if "error" in said:
         raise InventoryError(source, "", f"a cluster that can be read ({said['error']})")

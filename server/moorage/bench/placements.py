@@ -111,7 +111,7 @@ async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
 
     async def refuse() -> None:
         await ended.wait()
-        raise CommandError("its server ended")
+        raise CommandError("the peer's server ended")
 
     for each in watched:
         loop.add_reader(each, ended.set)

@@ -65,7 +65,7 @@ def token_create(
         return
     typer.echo(made)
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
-    typer.echo(f"A server accepts it if it uses {_place(settings)}.", err=True)
+    typer.echo(f"A server that uses {_place(settings)} accepts the token.", err=True)
 
 
 @token.command("list", short_help="List tokens by name, without their secrets.")

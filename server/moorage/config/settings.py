@@ -156,7 +156,7 @@ class Config:
         str,
         Setting(
             HOST,
-            "Address of the HTTP services, with the same needs as `host`.",
+            "Address of the HTTP services, which needs the same settings as `host`.",
             default="as `host`",
         ),
     ] = ""
@@ -167,7 +167,7 @@ class Config:
         Path | None,
         Setting(
             FILE,
-            "PEM file with the certificate of both doors, which then speak `wss` and `https`; read "
+            "PEM file with the certificate of both ports, which then speak `wss` and `https`; read "
             "again when it changes.",
             default="none",
         ),
@@ -270,7 +270,8 @@ class Config:
         str,
         Setting(
             NAME,
-            "Claim with a role, or a list of roles, of which the highest counts; `a.b` as above.",
+            "Claim with a role, or a list of roles, of which the highest counts; `a.b` also means "
+            "`b` in the object `a`.",
         ),
     ] = "moorage_role"
     oidc_roles: Annotated[

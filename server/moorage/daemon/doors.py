@@ -97,9 +97,9 @@ class Doors:
         self._web = web = WebServer(
             services, origins=origin_names(config), connections_max=limits.web, trusts=self._trusts
         )
-        with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
+        with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another port (0: any)"):
             self.http_port = await web.start(config.http_host, config.http_port, context)
-        with naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
+        with naming("set port (MOORAGE_PORT, --port) to another port (0: any)"):
             self.port = await self._gateway.start(
                 deliver, config.host, config.port, self.http_port, context, agents
             )

@@ -43,7 +43,7 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
         async with asyncio.timeout(seconds):
             output, errors = await process.communicate(job)
     except TimeoutError as error:
-        reason = f"the job did not end within {seconds:g} seconds; try a smaller one"
+        reason = f"the job did not end within {seconds:g} seconds; try a smaller job"
         raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
     finally:
         # This also kills its cells; cells outside its group end when it ends.

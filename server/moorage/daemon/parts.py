@@ -232,7 +232,7 @@ async def open_stores(
             "stop the server and restore the file from a backup, or register and publish them again"
         )
         log.error(
-            "damage_found", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+            "damage_found", finding=f"{records.place} is missing beside the ledger: {lost}; {mend}"
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)

@@ -436,7 +436,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
     if report.p50_seconds > SLOW_SECONDS:
         report.notes.append(
-            f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
+            f"the policy is slow: half of its evaluations take over {1e3 * SLOW_SECONDS:g} ms, and "
             "a server lets such policies run only when no other process wants to"
         )
 
@@ -457,13 +457,13 @@ def _check_declines(report: PolicyTestReport, tried: Sequence[Tried], *, builtin
     if builtin and declined > len(tried) / 2:
         first = next(each for each in tried if each.outcome == Code.POLICY_DECLINED)
         report.find(
-            f"it declined {declined} of {len(tried)} requests, all of which fit:"
+            f"the policy declined {declined} of {len(tried)} requests, all of which fit:"
             f" {first.detail.rstrip('.')}."
             ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}.'
-            " If it is right to decline, give --requests and --clusters that are what it is for"
+            " If the policy is right to decline, give --requests and --clusters that it is made for"
         )
     elif declined:
-        report.notes.append(f"it declined {declined} requests that would fit")
+        report.notes.append(f"the policy declined {declined} requests that would fit")
 
 
 def _is_unexplained(tried: Tried) -> bool:

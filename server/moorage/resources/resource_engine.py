@@ -257,7 +257,7 @@ class ResourceEngine:
         if isinstance(runner, LazyRunner) and unknown:
             how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
             reason = f"there is no runner for the category {spec.category!r} at {backend}"
-            raise ValueError(f"{reason}; give one with {how}")
+            raise ValueError(f"{reason}; register a runner with {how}")
         return runner
 
 

@@ -116,7 +116,7 @@ class ResourceStore:
             except TimeoutError:
                 await finish(self._give_up(claim))
                 reason = (
-                    f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
+                    f"no resource of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
             resource = await _wait_shielded(claim.outcome)

@@ -371,7 +371,7 @@ class NodeResourcePool:
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise UnevenNodes(
-                f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {text}"
+                f"count_per_node: the nodes differ in {type}; count_by_node counts on each: {text}"
             )
         return next(iter(counts.values()))
 
@@ -464,7 +464,7 @@ class NodeResourcePool:
             if placed is None:
                 raise InvalidCheckin(
                     f"allocation {number!r} is not checked out (any more): it was checked in "
-                    "before, or is another pool's"
+                    "before, or belongs to another pool"
                 )
             popped = {kind for each in placed for kind, rows in each.taken.items() if not rows}
             returned = Counter({row: n for row, n in returned.items() if row[0] not in popped})
@@ -593,7 +593,7 @@ def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
     only_keys(document, {"id", "resources", "additional_properties"}, at)
     name = str(document["id"])
     if name in nodes:
-        raise InvalidSpecification(f"{at}: the id {name!r} is there twice")
+        raise InvalidSpecification(f"{at}: the id {name!r} occurs twice")
     nodes[name] = _Node(name, document, at)
 
 
@@ -688,7 +688,7 @@ def _parse_allocation(
         if isinstance(error, InvalidCheckin):
             raise
         raise InvalidCheckin(
-            f"expected what checkout returned, with metadata and resources; wrong is {error}"
+            f"expected the result of checkout, with metadata and resources; wrong: {error}"
         ) from error
 
 

@@ -112,7 +112,7 @@ class Outstanding:
         if not held or plain(wanted.slots) in held:
             return (
                 f"{place}: {slots} slots are not checked out (any more) by this allocation: it was"
-                " checked in before, or is another pool's"
+                " checked in before, or belongs to another pool"
             )
         sizes = " and ".join(map(str, sorted(held)))
         return f"{place}: {sizes} slots are checked out there, not {slots}; return whole members"

@@ -262,7 +262,7 @@ def _unique(ids: Iterable[str], at: str) -> None:
     seen: set[str] = set()
     for each in ids:
         if each in seen:
-            raise InvalidSpecification(f"{at}: the id {each!r} is there twice")
+            raise InvalidSpecification(f"{at}: the id {each!r} occurs twice")
         seen.add(each)
 
 

@@ -146,8 +146,8 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"the order is from a server with epoch {epoch}, but one with {self._epoch}"
-            raise BackendError(f"{reason} has led since; nothing was done")
+            reason = f"the order of a server with epoch {epoch} was not carried out"
+            raise BackendError(f"{reason}: a server with epoch {self._epoch} has led since")
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
@@ -163,7 +163,7 @@ class AgentHost:
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
             reason = f"the order for {name} with fencing number {order.fencing} is outdated"
-            raise BackendError(f"{reason}: one with {known} came before")
+            raise BackendError(f"{reason}: an order with {known} came before")
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing

@@ -188,7 +188,7 @@ class RayBackend(CommonBackend):
     async def reset(self, workload: str) -> JsonValue:
         """Refuse a reset: no spec of Ray has a reset command."""
         await self.status(workload)
-        raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")
+        raise UnsupportedSpecError("the backend ray resets nothing; end it, and start another")
 
     async def execute(
         self,

@@ -99,8 +99,8 @@ def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
         ChainError: The noted line is missing, or its hash differs.
     """
     if noted is not None and noted.number > end.number:
-        reason = f"it ends at entry {end.number}, before the entry {noted.number} that you noted"
+        reason = f"the log ends at entry {end.number}, before the noted entry {noted.number}"
         raise ChainError(reason)
     if noted is not None and noted.number < first:
-        reason = f"it begins at entry {first}, after the entry {noted.number} that you noted"
+        reason = f"the log begins at entry {first}, after the noted entry {noted.number}"
         raise ChainError(reason)

@@ -235,9 +235,9 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     if line.endswith(b"\n"):
         return False
     if path != files[-1]:
-        raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
+        raise ChainError(f"{path.name}:{count}: the line has no newline, and a later file exists")
     if is_beyond_end(line):
-        raise ChainError(f"{path.name}:{count}: the line does not end as it was written")
+        raise ChainError(f"{path.name}:{count}: the newline at its end was changed")
     return True
 
 

@@ -117,6 +117,6 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
     check_note(noted, first, end)
     if end.number < stored.number:
         raise ChainError(
-            f"it ends at entry {end.number}, although entry {stored.number} was written"
+            f"the log ends at entry {end.number}, although entry {stored.number} was written"
         )
     return first, end

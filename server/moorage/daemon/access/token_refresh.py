@@ -86,7 +86,7 @@ class Rereading:
             log.warning(
                 "settings_need_restart",
                 changed=late,
-                finding="these are in force from the next start",
+                finding="the changed settings are in force from the next start",
             )
         old, new = self._config.tokens.items(), config.tokens.items()
         log.info("tokens_changed", known=len(new), added=len(new - old), removed=len(old - new))
@@ -99,7 +99,7 @@ class Rereading:
         if bool(config.tokens) == bool(self._config.tokens):
             return ""
         return (
-            "tokens: expected tokens before and after, or neither; restart to turn them on or off"
+            "tokens: expected tokens before and after the change, or never; restart to switch them"
         )
 
     def _stamp(self) -> _Stamp:

@@ -292,7 +292,7 @@ class AgentRoster:
                 raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
             if isinstance(known, AgentRecord):
                 if known.agent != hello.agent:
-                    reason = f"this key belongs to {known.name}, whose data folder is another one"
+                    reason = f"this key belongs to {known.name}, which has another data folder"
                     raise _Refusal(reason, final=True)
                 machine, _ = await self._take_over(self._fleet, known.place, hello)
                 return self._fleet, machine, ""

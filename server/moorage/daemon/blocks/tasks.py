@@ -86,7 +86,7 @@ class BlockServices:
         """
         task = self._tasks.get(task_id)
         if task is None or task.tenant != tenant:
-            reason = f"there is no task {task_id}: only the latest are stored, until a restart"
+            reason = f"there is no task {task_id}: old tasks are forgotten, and all at a restart"
             raise ServiceError(Code.NOT_FOUND, reason, field="task_id")
         return task.state
 

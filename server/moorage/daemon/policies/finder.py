@@ -239,8 +239,7 @@ def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> d
             shown = repr(each)[:SHOWN_CHARS_MAX]
             raise ServiceError(
                 Code.POLICY_BAD_OUTPUT,
-                f"{uri} ranked {shown}, which is not among the documents of its input "
-                f"({len(offered)}).",
+                f"{uri} ranked {shown}, which is not among its {len(offered)} documents.",
                 field=field,
                 expected="documents of its input, or their ids, the best first",
                 details={"policy_rule_uri": uri},

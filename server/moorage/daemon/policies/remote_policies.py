@@ -223,7 +223,7 @@ def _read(reply: ServiceReply) -> JsonValue:
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
         return answer.data
     details = answer.error if isinstance(answer.error, dict) else {}
-    reason = str(details.get("reason") or answer.message or answer.error or "it gave no reason")
+    reason = str(details.get("reason") or answer.message or answer.error or "no reason given")
     code = details.get("code")
     known = next((each for each in _KNOWN if each == code), Code.POLICY_ERROR)
     raise ServiceError(known, f"the executor says: {reason[:_REASON_CHARS_MAX]}")

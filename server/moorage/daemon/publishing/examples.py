@@ -100,7 +100,9 @@ class ExampleRehearsal:
 
     def _trial(self, record: PolicyRecord, number: int) -> contract.Sample | None:
         if not self._allocator.state.clusters:
-            reason = f"{self.example.place}.fleet: expected a cluster that is live; here is none"
+            reason = (
+                f"{self.example.place}.fleet: expected a cluster that is live; the example has none"
+            )
             raise ServiceError(Code.BAD_POLICY, reason)
         example, schemas = self.example, record.schemas
         fleet, services = self._allocator.state.fleet, _Services(example)

@@ -82,7 +82,7 @@ class Versions:
             names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]
             does, then = (
                 "is the fallback version of",
-                "it was the last version there that worked well, or it never had a request",
+                "the version was the last one that worked well there, or never had a request",
             )
             expected += " and no alias would fall back to; force=true removes this version anyway"
         if names:

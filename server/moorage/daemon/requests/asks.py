@@ -189,7 +189,7 @@ class Asks:
                 return too_long("lease.ttl_seconds", longest, "; renew it for longer")
         if message.provision is not None:
             if message.lease is None:
-                reason = "provision: expected a `lease` beside it; only a lease starts anything."
+                reason = "provision: expected a `lease`, too: a workload only starts under a lease."
                 return Refusal(
                     Code.BAD_MESSAGE, reason, "lease", "a `lease`, under which the workload starts"
                 )

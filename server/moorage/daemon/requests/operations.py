@@ -305,7 +305,9 @@ class Operations:
         if most and self.watchers.others(to.session, caller.tenant) >= most:
             self.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
             reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
-            return Refusal(Code.BUSY, reason, "topics", "fewer watching sessions; close one first")
+            return Refusal(
+                Code.BUSY, reason, "topics", "fewer watching sessions; close one of them"
+            )
         try:
             return Information({"topics": self.watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:

@@ -230,7 +230,7 @@ class AllocationServices:
             return
         expected = f"no `op`; operations go over the WebSocket, {self._websocket()}"
         if path := _OVER_HTTP.get(name):
-            expected += f", or for this one {path}"
+            expected += f", or for this operation {path}"
         identity = message_id(body)
         raise BadMessage(Code.BAD_MESSAGE, f"op: expected {expected}", "op", expected, identity)
 

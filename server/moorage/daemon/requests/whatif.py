@@ -76,11 +76,11 @@ class WhatIfs:
         """
         if message.request is msgspec.UNSET and not message.change:
             reason = "Missing required fields: request or change"
-            expected = "a request, or something that changes"
+            expected = "a `request`, a `change`, or both"
             return Refusal(Code.MISSING_FIELDS, reason, "request", expected)
         tenant = caller.tenant
         if tenant in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
-            reason = f"A what-if of yours, or {AT_ONCE_MAX} of others, are being answered."
+            reason = f"A what-if of your tenant, or {AT_ONCE_MAX} of other tenants, are under way."
             return Refusal(
                 Code.BUSY, reason, expected="the same what-if, once the others are answered"
             )

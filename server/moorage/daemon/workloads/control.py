@@ -237,7 +237,7 @@ class WorkloadControl:
                 f"resources.nodes: the backend {backend.name} starts on one node, not on a gang"
             )
             if backend.name == "local":
-                reason += "; it does with agents on other machines (`moored agent token`)"
+                reason += "; with agents on other machines, it starts gangs (`moored agent token`)"
             reason += "."
             return Refusal(Code.UNSUPPORTED, reason, "resources.nodes", "1")
         try:

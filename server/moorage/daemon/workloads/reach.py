@@ -115,9 +115,9 @@ def out_of_reach(
     way = f"{', '.join(ways)}, or {last}"
     reason = (
         f"provision.backend: {backend} only starts workloads on the {where} {shown}, and none of "
-        f"them that this request may use could ever hold it; {way}."
+        f"them that this request may use could ever hold the workload; {way}."
     )
     if not names:
         reason = f"provision.backend: {backend} has no machine to start a workload on; {way}."
-    expected = "a backend that starts workloads there"
+    expected = "a backend that starts workloads on a node that the request may use"
     return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})

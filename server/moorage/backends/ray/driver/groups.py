@@ -123,7 +123,7 @@ class JobGroups:
                 if time.monotonic() > deadline:
                     raise GroupError(
                         f"Ray has not reserved the devices of a job within {MAKE_SECONDS_MAX:g} s:"
-                        f" {_wants(bundles)}; others may hold that"
+                        f" {_wants(bundles)}; others may hold these resources"
                     )
             right = all(
                 _has(group, index, each) for index, each in enumerate(bundles) if each["gpus"]

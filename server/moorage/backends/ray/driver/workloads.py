@@ -315,7 +315,7 @@ class Workloads:
                 where = plan["node"] or "any node"
                 raise NotDoneError(
                     f"Ray has not started its actor on {where} within {seconds:g} s: it wants"
-                    f" {_wants(plan['options'])}, and others may hold that"
+                    f" {_wants(plan['options'])}, and others may hold these resources"
                 )
 
     # Stopping ----------------------------------------------------------------------------------
