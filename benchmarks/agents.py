@@ -137,7 +137,7 @@ class FaultWorld:
         shown: list[str] = []
         if not (self.folder / name).exists():
             words = [*MOORED, "agent", "token", "--cluster", "lab", "--data", data]
-            done = subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603  # Our own.
+            done = subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603  # Our own program.
             shown = ["--token", done.stdout.strip()]
         url = f"ws://127.0.0.1:{self.proxies[name].port}"
         place = ["--server", url, "--data", str(self.folder / name), "--name", name]

@@ -112,7 +112,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     ended, _ = await asyncio.wait([offering, renewing])
     for each in ended:
         if not each.cancelled():
-            each.result()  # It failed.
+            each.result()  # Raises the error of the load.
     for client in (load.holder, *clients):
         await client.close()
     return {

@@ -86,7 +86,7 @@ class _Queue:
             demand=Demand(gpus=gpus, cpu_milli=cpu),
             terms=LeaseTerms(ttl_seconds=1e6, wait_seconds=wait),
             inputs={"number": number},
-            token_digest="digest",  # noqa: S106  # It belongs to no token.
+            token_digest="digest",  # noqa: S106  # The digest of no token.
         )
 
     def _grant(self, gpus: int, node: int, devices: list[str]) -> RequestId:

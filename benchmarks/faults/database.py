@@ -175,7 +175,7 @@ class PostgresServer:
             with contextlib.suppress(psycopg.OperationalError):  # The server recovers.
                 self.execute("SELECT 1")
                 return
-            time.sleep(_PAUSE_SECONDS)  # Nothing tells when it has recovered.
+            time.sleep(_PAUSE_SECONDS)  # The server sends no event when it has recovered.
 
     @contextlib.contextmanager
     def pooler(self, mode: str) -> Iterator[int]:
@@ -198,7 +198,7 @@ class PostgresServer:
                         socket.create_connection(("127.0.0.1", port)),
                     ):
                         break
-                    time.sleep(_PAUSE_SECONDS)  # Nothing tells when it listens.
+                    time.sleep(_PAUSE_SECONDS)  # PgBouncer sends no event when it listens.
                 yield port
             finally:
                 running.terminate()

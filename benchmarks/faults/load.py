@@ -146,7 +146,7 @@ class Load:
         self.history.sent.setdefault(key, begun)
         while True:
             before = client.url
-            with contextlib.suppress(ConnectionFailed, Timeout):  # Its user sends a new request.
+            with contextlib.suppress(ConnectionFailed, Timeout):  # The client sends a new request.
                 answer = await client.ask(
                     self._target.policy,
                     clusters=self._target.clusters or None,

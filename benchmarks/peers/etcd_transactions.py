@@ -122,7 +122,7 @@ class _Session:
         create = encode((1, _PREFIX), (2, _AFTER_PREFIX), (5, 0))  # No puts.
         await stream.write(encode((1, create)))
         try:
-            await stream.read()  # It watches.
+            await stream.read()  # From this answer on, the watch is active.
             booking = await self.place()
             while booking is None:
                 parked.set()

@@ -46,7 +46,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     assert serve is not None
     with folder() as home:
         data, port, become = home / "data", free_port(), []
-        if os.geteuid() == 0:  # It refuses to run as root.
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
             owner = pwd.getpwnam("postgres")
             os.chown(home, owner.pw_uid, owner.pw_gid)
             become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
@@ -63,7 +63,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
                 try:
                     listener = await asyncpg.connect(url)
                     break
-                except asyncpg.CannotConnectNowError:  # Its port answers before it serves.
+                except asyncpg.CannotConnectNowError:  # The server's port answers before it serves.
                     await asyncio.sleep(POLL_SECONDS)
             async with asyncpg.create_pool(url, min_size=UNDER_WAY, max_size=UNDER_WAY) as pool:
                 try:

@@ -134,7 +134,7 @@ class Connection:
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
-        from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # As it imports that.
+        from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # It imports websockets, too.
 
         token = await _bearer(endpoint)
         try:

@@ -133,7 +133,7 @@ class Endpoint:
         """Whether the endpoint is on this machine."""
         try:
             host = urlsplit(self.url).hostname or ""
-        except ValueError:  # It is no URL: connecting reports that.
+        except ValueError:  # Not a URL: connecting reports the fault.
             return False
         name = host.removesuffix(".").partition("%")[0]
         if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
@@ -339,7 +339,7 @@ def certificate_stamp() -> list[tuple[int, int, int] | None]:
     for variable in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE):
         try:
             status = os.stat(setting(None, variable))  # noqa: PTH116  # pathlib is slow to import.
-        except OSError:  # There is none.
+        except OSError:  # The file does not exist.
             found.append(None)
         else:
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))

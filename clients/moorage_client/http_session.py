@@ -81,7 +81,7 @@ class HttpSession(requests.Session):
             SettingRefused: A renewed certificate cannot be used.
         """
         if self._certificate != (now := certificate_stamp()) and self._endpoint.tls is not None:
-            self._certificate = now  # `tls` has read the files.
+            self._certificate = now  # `tls` has read the files of the certificate.
         return super().request(*arguments, **named)
 
     def failure(self, error: Exception) -> ConnectionFailed:

@@ -183,7 +183,7 @@ class Link:
         try:
             reply = await connection.ask(call.message, call.orphaned, call.number)
         except ConnectionFailed:
-            call.problem = None  # The server was there.
+            call.problem = None  # The server was reached: earlier problems are over.
             raise
         if reply.success:
             if self._dialer.is_busy:

@@ -455,7 +455,7 @@ class Services:
         raise self._addresses.failure(errors[-1], errors)
 
     def _session(self, at: Endpoint) -> "http_session.HttpSession":
-        if at not in self._sessions:  # An address that a standby named.
+        if at not in self._sessions:  # A standby has named this address.
             self._sessions[at] = http_session.HttpSession(at, bearer_of)
         return self._sessions[at]
 

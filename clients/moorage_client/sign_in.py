@@ -133,7 +133,7 @@ def ask_issuer(
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.
 
-    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As it imports that.
+    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # It imports requests, too.
 
     endpoint = Endpoint(url, None, ca_file)
     if not url.startswith("https://") and not (url.startswith("http://") and endpoint.is_here):

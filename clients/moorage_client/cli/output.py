@@ -266,7 +266,7 @@ def fields(document: JsonMapping) -> None:
 
 def _value(name: str, value: JsonValue) -> str:
     if name in _TIMES and value == 0:
-        return ""  # It has not happened and is not planned.
+        return ""  # The event has not happened and is not planned.
     if name in _DETAILS:
         return detail(name, value, in_words)
     shown = without_empty(_with_local_times(name, value, _LEVELS))
@@ -363,7 +363,7 @@ def local_time(at: float) -> str:
     try:
         when = datetime.fromtimestamp(at, UTC).astimezone()
     except (ValueError, OverflowError, OSError):
-        return f"{at:g}"  # No calendar has it.
+        return f"{at:g}"  # No calendar has this time.
     return when.isoformat(sep=" ", timespec="seconds")
 
 
@@ -414,7 +414,7 @@ def _explain_place(error: ConnectionFailed) -> None:
     """Print advice for reaching a server that does not answer."""
     match error:
         case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
-            pass  # Their messages say what to do.
+            pass  # The messages of these errors say what to do.
         case IssuerSilent():
             note("That is the issuer of this server's tokens. Try again, or use --token.")
         case AddressesFailed(url=url):

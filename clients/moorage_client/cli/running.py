@@ -277,7 +277,7 @@ async def _wait_end(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait a limited time until a released lease's workload has ended; print its last output."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
-            with contextlib.suppress(MoorageError):  # For example, it never ran.
+            with contextlib.suppress(MoorageError):  # For example, the workload never ran.
                 await reader.follow()
             while (await client.status(lease)).get("state") == "ending":
                 pause = LOOK_SECONDS  # Only watchers get an event of this change.
@@ -423,7 +423,7 @@ class _Reader:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if part.over:
-                if part.exit_code is None:  # It never ran, or the server did not see its end.
+                if part.exit_code is None:  # The workload never ran, or its end was not seen.
                     raise await self._lost("it is not known how the workload ended")
                 return part.exit_code
             self._go_on(part)

@@ -112,7 +112,7 @@ def _about(answer: JsonObject) -> str:
         case "waiting":
             reason = answer.get("reason", "")
             return f", number {answer['position']} in the queue" + (f": {reason}" if reason else "")
-        case _:  # It is refused.
+        case _:  # The request is refused.
             return f": {answer['reason']}"
 
 

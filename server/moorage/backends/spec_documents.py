@@ -87,7 +87,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     JSON cannot express count by their `repr`.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
-    with contextlib.suppress(KeyError, ValueError):  # No such field, or another meaning.
+    with contextlib.suppress(KeyError, ValueError):  # The spec has no such field, or another value.
         document["mem_limit"] = memory_bytes(document["mem_limit"])
     if isinstance(spec, ContainerResourceSpec):
         document |= {"image": spec.title, "host_ip": spec.host_ip or "127.0.0.1"}

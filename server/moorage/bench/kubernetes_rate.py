@@ -72,7 +72,7 @@ def _measure_grants(machines: Nodes, extent: Extent) -> LoadResult:
     with daemon() as running:
         uri = replay.prepare(running, trace.cluster_document(machines), "fgd", [pod])
         message = replay.ask(uri, pod)
-        run_until_sigterm(drive(running.ws, [message] * extent.singles))  # It warms up.
+        run_until_sigterm(drive(running.ws, [message] * extent.singles))  # To warm up.
         return run_until_sigterm(
             drive(running.ws, [message] * extent.requests, connections=CONNECTIONS, window=WINDOW)
         )
@@ -85,7 +85,7 @@ async def _measure_scheduler(machines: Nodes, extent: Extent) -> tuple[int, floa
             pod_session(Path(folder), machines) as session,
             while_serving(session.pids),
         ):
-            await closed_loop(session.place, extent.singles)  # It warms up.
+            await closed_loop(session.place, extent.singles)  # To warm up.
             placed, seconds = await closed_loop(session.place, extent.requests)
     return len(placed), len(placed) / seconds
 

@@ -62,7 +62,7 @@ async def _await_open_circuits(played: MeasuredSandbox) -> None:
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:
             raise CommandError(f"not all circuit breakers were open within {KNOWN_SECONDS_MAX:g} s")
-        await asyncio.sleep(PACE_SECONDS)  # The sandbox sends no event for it.
+        await asyncio.sleep(PACE_SECONDS)  # The sandbox sends no event for a circuit.
 
 
 async def _beside(
@@ -107,7 +107,7 @@ async def _burners(_: MeasuredSandbox) -> AsyncIterator[None]:
     burning = [await asyncio.create_subprocess_exec(*command, stdout=PIPE) for _ in range(HOGS)]
     try:
         for process in burning:
-            assert process.stdout is not None  # It is a pipe.
+            assert process.stdout is not None  # Standard output is a pipe.
             await process.stdout.readline()
         yield
     finally:

@@ -54,10 +54,10 @@ def _address(interface: Path) -> str:
     device = interface / "device"
     bus = (device / "subsystem").resolve().name
     if not device.exists() or bus in _CHANGING or (device / "physfn").exists():
-        return ""  # A virtual function may get another address at each start, too.
+        return ""  # A virtual function may get a new address at each start.
     try:
         said = {each: (interface / each).read_text().strip() for each in ("address", *_OWN_ADDRESS)}
-    except OSError:  # The interface is gone meanwhile.
+    except OSError:  # The interface vanished meanwhile.
         return ""
     address = said.pop("address")
     return address if said == _OWN_ADDRESS else ""

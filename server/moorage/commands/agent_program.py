@@ -88,7 +88,7 @@ class AgentOptions:
     address: str
 
 
-class _Refused(Exception):  # noqa: N818  # It is an answer.
+class _Refused(Exception):  # noqa: N818  # An answer of the server, not a fault.
     """The server refused this agent; `final`: it will refuse every later attempt, too."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
@@ -116,7 +116,7 @@ def run(options: AgentOptions, config: Config) -> int:
         addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
         for at in addresses.order():
             parse_uri(at.url)
-        StandardStream(sys.stdout.fileno())  # A stalled reader of stdout must not stop it, either.
+        StandardStream(sys.stdout.fileno())  # A stalled reader of stdout must not stop the agent.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
@@ -204,7 +204,7 @@ class _Agent:
             pass
         finally:
             await host.close()
-        main.uncancel()  # Not earlier: a second signal would interrupt the close.
+        main.uncancel()  # After the close, which a second signal would interrupt.
 
     async def _round(self, host: AgentHost) -> bool:
         """Try each address until a connection was open; return whether any was."""
@@ -285,7 +285,7 @@ class _Agent:
                 case wire.AgentWelcome() as welcome:
                     self._note_welcome(welcome)
                     self._addresses.note_open(at)
-                    if self._deadline.passed:  # The server may start these elsewhere by now.
+                    if self._deadline.passed:  # The server may start workloads elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)

@@ -65,7 +65,7 @@ def refuse_stranger(folder: Path) -> None:
     """End the command if its user may not read and write in a data folder that exists."""
     needed = os.R_OK | os.W_OK | os.X_OK
     seen = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
-    if seen != folder:  # It does not exist, or this user may not look for it.
+    if seen != folder:  # The folder is missing, or this user may not look for it.
         allowed = os.access(seen, os.X_OK)
     else:
         made = folder / CATALOG_FILE

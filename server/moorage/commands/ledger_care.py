@@ -128,7 +128,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
             for file in data.glob(pattern):
-                if file.suffix != ".reserve":  # It has no contents.
+                if file.suffix != ".reserve":  # Such a file has no contents.
                     shutil.copy2(file, copy)
         if found.ledger.findings:
             repairing.rebuild(data / LEDGER_FILE, found.ledger, left)

@@ -117,7 +117,7 @@ class Doors:
 
     def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
         """Serve HTTP without TLS for the server's own token alone; yield the URL."""
-        assert self._web is not None  # It is open.
+        assert self._web is not None  # The port is open.
         return self._web.serve_itself(bearer)
 
     async def close(self) -> None:

@@ -489,7 +489,7 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
     if not config.traces:
         return RequestTraces(None) if config.log_level == "debug" else None
     try:
-        from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # It needs an extra.
+        from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # The module needs an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('otel')}, or remove the setting traces"
         raise ServiceError(Code.UNAVAILABLE, f"traces needs {error.name}: {way}") from error

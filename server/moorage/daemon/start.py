@@ -66,7 +66,7 @@ FOLLOW_PAUSE_SECONDS: Final = 5.0
 log = structlog.get_logger("moored")
 
 
-class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+class Stopped(Exception):  # noqa: N818  # The name says what happened, like asyncio.QueueFull.
     """The server received a stop signal while it stood by."""
 
 
@@ -116,7 +116,7 @@ async def _start(
     with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         held = os.open(config.data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, held)  # `moored doctor` finds the server by it.
+    stack.callback(os.close, held)  # `moored doctor` finds the server by this file.
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
     agents = AgentStore(storage.agents())
@@ -166,7 +166,7 @@ async def _stand_by(
     prepared = await prepare(outset.config, stack)
     prepared.standby = standby
     gc.freeze()
-    gc.enable()  # That may take months.
+    gc.enable()  # Standing by may take months.
 
     def announce() -> None:
         if not (waiting.announced or standby.leads):

@@ -30,7 +30,7 @@ class AIOSv1PolicyRule:
     def __init__(
         self, rule_id: str, settings: dict[str, object], parameters: dict[str, object]
     ) -> None:
-        subject = importlib.import_module("rule_under_test")  # It exists in the cell.
+        subject = importlib.import_module("rule_under_test")  # The module exists in the cell.
         self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
         self._lines: dict[tuple[str, int], list[float]] = {}
         self._here: tuple[str, int] | None = None

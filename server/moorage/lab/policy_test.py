@@ -162,7 +162,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         report.uri = record.ref.uri
         report.notes += rehearsal.warnings
         if job.examples_suffice and read_examples(record.document, record.files):
-            return report  # The upload ran them.
+            return report  # The upload ran the examples.
         began = time.monotonic()
         report.requests = await _play(rehearsal, record, job, wanted)
         seconds = time.monotonic() - began

@@ -249,7 +249,7 @@ def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
             other = swaps[lease.ask.policy.uri]
             ask = replace(lease.ask, policy=other)
             return Carried(replace(lease, ask=ask, policy=other))
-        case _:  # It names no policy to replace.
+        case _:  # The fact names no policy to replace.
             return fact
 
 

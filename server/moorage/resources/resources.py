@@ -128,7 +128,7 @@ class Runner(Protocol):
         self,
         spec: BaseResourceSpec,
         resource_id: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name; the runner bounds the start.
     ) -> BaseResource:
         """Start a resource and wait until it is ready, at most `timeout` seconds.
 

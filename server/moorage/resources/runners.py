@@ -408,7 +408,7 @@ class _CaredForRunner(ModelRunner):
 
     async def end_resource(self, resource: BaseResource) -> None:
         await super().end_resource(resource)
-        with contextlib.suppress(KeyError):  # It was ended before.
+        with contextlib.suppress(KeyError):  # The resource was ended before.
             self._started.remove(resource)
             self._count(-1)
 

@@ -299,7 +299,7 @@ class ResourceStore:
             warm, claim.warm = claim.warm, None
             if warm is not None and claim.spoiled:
                 pool.stuck.append(warm)
-            elif warm is not None:  # No caller used it, so it needs no reset.
+            elif warm is not None:  # No caller used the resource: no reset is needed.
                 pool.moving += 1
         if warm is None or claim.spoiled:
             self._pass_on(pool)
@@ -314,7 +314,7 @@ class ResourceStore:
                 return
             stage = claim.stage
             resource = self._detach(claim) if stage is ClaimStage.HELD else None
-        if resource is not None:  # It started as its caller left.
+        if resource is not None:  # The resource started as its caller left.
             await self._recycle(claim.pool, resource)
         elif stage is not ClaimStage.OVER:
             await self._abandon(claim, BackendError(f"{claim.id!r} was cancelled"))
@@ -368,7 +368,7 @@ class ResourceStore:
             with self._lock:
                 pool.moving -= 1
                 pool.stuck.append(resource)
-                if pool.closed:  # The new pool counts it; its `close` tries again.
+                if pool.closed:  # The new pool counts the resource; `close` tries again.
                     heir = self._pool(pool.spec, pool.backend, pool.runner)
                     heir.stuck.append(pool.stuck.pop())
             reason = f"{resource.resource_id} of {pool.key} could not be ended: {error}"
@@ -432,7 +432,7 @@ async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
     """Return whether a resource can be used: it runs, and a service answers."""
     try:
         return await runner.get_status(resource) is ResourceStatus.RUNNING
-    except Exception:  # noqa: BLE001  # Without a status, it is not fit.
+    except Exception:  # noqa: BLE001  # Without a status, the resource is not fit.
         return False
 
 

@@ -46,7 +46,7 @@ def release_devices() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*/fd"):
         process = int(folder.parent.name)
         if process != os.getpid() and _holds(folder):
-            with contextlib.suppress(OSError):  # It has ended, or we may not kill it.
+            with contextlib.suppress(OSError):  # The process has ended, or we may not kill it.
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
     with contextlib.suppress(OSError):  # The file is gone, or is another user's.

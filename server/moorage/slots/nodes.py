@@ -521,7 +521,7 @@ class NodeResourcePool:
                 ]
                 placed[number] = _place_one(wanted[number], nodes, idle=idle)
                 undo.callback(placed[number].give_back)
-            undo.pop_all()  # All have a node.
+            undo.pop_all()  # All requests have a node.
         return [placed[number] for number in range(len(wanted))]
 
     def _hand_out(self, placed: list[_Placed]) -> NodeAllocation:

@@ -116,11 +116,11 @@ class _Rows(list[Any]):
         self.owner = owner
         super().__init__(_Row(each, self) for each in documents)
 
-    def __iadd__(self, others: Iterable[Any]) -> Any:  # type: ignore[misc]  # It is written.
+    def __iadd__(self, others: Iterable[Any]) -> Any:  # type: ignore[misc]  # The view is written.
         self.extend(others)
         return self
 
-    def __imul__(self, times: Any) -> Any:  # type: ignore[misc]  # It is written.
+    def __imul__(self, times: Any) -> Any:  # type: ignore[misc]  # The view is written.
         self._change(lambda plain: plain.__imul__(times))
         return self
 

@@ -172,7 +172,7 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
         """Return the metrics in the Prometheus text format."""
         async with getattr(request.app.state, ENCODING):
             text = services.metrics_text()
-            await asyncio.sleep(0)  # Other tasks run between several of them.
+            await asyncio.sleep(0)  # Other tasks run between two parts.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -95,7 +95,7 @@ def _add_sign_in(router: HttpRouter, console: Console, flow: SignInFlow) -> None
             for token in found.values():
                 await wait_for_issuer(console.pending, token)
                 entered = entered or console.logins.enter(token, found.get("id_token", ""))
-        except ServiceError:  # Its keys cannot be fetched, or the login cannot be stored.
+        except ServiceError:  # The issuer's keys, or the store of logins, fail.
             tokens = None
         away = _ENDED.format("unavailable" if tokens is None else "refused")
         response = _page("/console" if entered else away)

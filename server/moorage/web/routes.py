@@ -308,7 +308,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
         except ServiceError as error:
             fault = error.status >= SERVER_ERRORS and not error.code.startswith("policy_")
             if error.code is not Code.BUSY and not fault:
-                error.status = 400  # The only status that its clients know (8.2).
+                error.status = 400  # The only status that existing clients know (8.2).
             raise
         return _with_warnings(documents, warnings)
 

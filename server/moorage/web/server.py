@@ -92,7 +92,7 @@ class WebServer:
         finally:
             ready.cancel()
         if self._serving.done():
-            self._serving.result()  # Raises the reason if it did not start.
+            self._serving.result()  # Raises the reason if the server did not start.
         return bound
 
     @contextlib.asynccontextmanager
@@ -123,7 +123,7 @@ class WebServer:
         self._server.should_exit = True
         await self._serving
         last = set(self._server.server_state.tasks)
-        if last:  # Cancelled by uvicorn after the drain; they answer 503 and end.
+        if last:  # uvicorn cancelled these: they answer 503 and end.
             await asyncio.wait(last, timeout=CLOSE_SECONDS_MAX)
 
 

@@ -84,9 +84,9 @@ class AgentMachine:
         self.revoked = False
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
-        self._latest: AgentLink | None = None  # The last heard one; perhaps not in use.
+        self._latest: AgentLink | None = None  # The link last heard; perhaps not in use.
         self._measured = b"", 0.0
-        self._ending: asyncio.Future[list[None]] | None = None  # Stops those without a lease.
+        self._ending: asyncio.Future[list[None]] | None = None  # Stops workloads without a lease.
         self._is_known = False  # Whether this server has listed its workloads.
         self._change: asyncio.Event | None = None  # None saves memory while no task waits.
 
@@ -187,7 +187,7 @@ class AgentMachine:
                 if not (self.gone or self.idle) or not order.resumed:
                     raise
                 return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
-            if self._ending is not None:  # They may use the same devices.
+            if self._ending is not None:  # Ending workloads may use the same devices.
                 await asyncio.wait([self._ending])
             may_run = True
             with suppress(LinkLost):
@@ -352,7 +352,7 @@ class FleetBackend(CommonBackend):
         for report in map(wire.cut_to_bounds, found):
             if report.id not in orphans:
                 if machine not in self._machines_of(report.id):
-                    self._places.pop(report.id, None)  # Its lease has moved here.
+                    self._places.pop(report.id, None)  # The workload's lease has moved here.
                 self._remember(report.id, self._machines_of(report.id))
                 self._tell_member(machine, report)
         ending = asyncio.gather(*(self._end(link, each) for each in orphans))

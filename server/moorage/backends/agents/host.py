@@ -181,7 +181,7 @@ class AgentHost:
     def _note_start(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
         del self._starts[name]
         if not start.cancelled():
-            start.exception()  # Mark as read: there may be no caller left.
+            start.exception()  # Mark as read: no caller may be left.
 
     def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

@@ -237,7 +237,7 @@ class AwsBackend(CommonBackend):
         while True:
             seen.append(instance)
             if instance.over:
-                if instance.ready:  # It was ready once, and has ended since.
+                if instance.ready:  # The instance was ready once, and has ended since.
                     return instance.as_workload()
                 raise BackendError(instance.as_workload().detail)
             if instance.state == "running" and await self._is_ready(instance, spec):
@@ -276,7 +276,7 @@ class AwsBackend(CommonBackend):
         return seen
 
     def _mark(self, instance: Ec2Instance) -> Ec2Instance:
-        with contextlib.suppress(AwsError):  # Without it, a restarted daemon probes again.
+        with contextlib.suppress(AwsError):  # Without the tag, a restarted daemon probes again.
             self._instances().mark_ready(instance)
         return replace(instance, ready=True)
 

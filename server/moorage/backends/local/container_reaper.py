@@ -107,7 +107,7 @@ def main(place: str, label: str, value: str, owner: int) -> None:
     """Wait until the owner process has ended; then remove its containers."""
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(owner)
-        if os.getppid() == owner:  # Else it has ended, and the pid may be reused.
+        if os.getppid() == owner:  # Else the owner has ended, and the pid may be reused.
             poll = select.poll()
             poll.register(ended, select.POLLIN)
             poll.poll()

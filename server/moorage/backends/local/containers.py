@@ -272,7 +272,7 @@ class Containers(LocalWorkloads):
                 return workload_seen
             if workload_seen.phase.over:
                 if ready.exists() or (probe is None and workload_seen.exit_code is not None):
-                    return workload_seen  # It was ready before, or has completed.
+                    return workload_seen  # The container was ready before, or has completed.
                 self._tell_end(workload_seen)
                 lines = "; ".join(workload_seen.log_tail[-3:])
                 raise BackendError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
@@ -327,7 +327,7 @@ class Containers(LocalWorkloads):
             api = self._api()
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
-        except BackendError as error:  # It may still run: report no end.
+        except BackendError as error:  # The container may still run: report no end.
             detail = f"its container cannot be inspected: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
@@ -407,7 +407,7 @@ class Containers(LocalWorkloads):
         with contextlib.suppress(BackendError):  # The container may be gone.
             api = self._api()
             marks.kill_by_mark(wanted)
-            if api.command_runs(command):  # It runs as another user.
+            if api.command_runs(command):  # The command runs as another user.
                 killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
                 api.run_command(killer)
 
@@ -443,7 +443,7 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
-            elif self._contact_file.exists():  # A second one ends at once.
+            elif self._contact_file.exists():  # A second reaper ends at once.
                 place = str(api.place), _LABEL_ROOT, str(self._store.root)
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
@@ -482,7 +482,7 @@ def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadRe
         detail = "it was killed because it used more memory than its mem_limit"
     elif code < 0:
         detail = f"it was killed by signal {-code}"
-        if code == -signal.SIGKILL and seen.bounded:  # On cgroup v1, it may be unreported.
+        if code == -signal.SIGKILL and seen.bounded:  # cgroup v1 may not report it.
             detail += ", as happens to a process that uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"

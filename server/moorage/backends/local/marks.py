@@ -132,7 +132,7 @@ def _kill(pids: Collection[int]) -> str:
 def environments() -> Iterator[tuple[int, list[bytes]]]:
     """Yield pid and environment of each process that this user may inspect."""
     for pid in all_pids():
-        with contextlib.suppress(OSError):  # It has ended, or belongs to another user.
+        with contextlib.suppress(OSError):  # The process has ended, or belongs to another user.
             yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 

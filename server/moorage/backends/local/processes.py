@@ -248,7 +248,7 @@ class Processes(LocalWorkloads):
         work = str(self._store.folder(workload) / "work")
         gpus = await asyncio.to_thread(self._devices.environment, workload)
         confine = None
-        if order["way"]:  # It may signal the workload, and so all processes.
+        if order["way"]:  # It may signal the workload, and thus all processes.
             confine = partial(
                 confinement.confine, order["way"], order["hidden"], work, signals=True
             )
@@ -312,7 +312,7 @@ class Processes(LocalWorkloads):
             if seen.phase is Phase.READY:
                 return self._note_ready(seen)
             if seen.phase.over:
-                if (folder / "ready.json").exists():  # It was ready once, and has ended since.
+                if (folder / "ready.json").exists():  # It was ready once, and has ended.
                     return seen
                 if not isinstance(spec, ServiceResourceSpec) and seen.exit_code is not None:
                     return seen
@@ -330,7 +330,7 @@ class Processes(LocalWorkloads):
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            if workload in self._ends:  # Only before the report of its end.
+            if workload in self._ends:  # Only before the report of the workload's end.
                 self._tell(ready)
         return self._note_ready(ready)
 

@@ -122,7 +122,7 @@ def take(folder: str) -> bool:
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held, there = os.fstat(lock), os.stat(os.path.join(folder, "lock"))
-    except OSError:  # Another one holds it, or the folder is gone.
+    except OSError:  # Another supervisor holds it, or the folder is gone.
         return False
     begun = any(os.path.exists(os.path.join(folder, name)) for name in BEGUN)
     return held.st_ino == there.st_ino and not begun

@@ -38,7 +38,7 @@ class Watcher:
 
     def lives(self, descriptor: int, pid: int) -> bool:
         """Return whether the process of a watched pidfd still runs."""
-        with self._lock:  # Else it may be closed and reused meanwhile.
+        with self._lock:  # Else the descriptor may be reused meanwhile.
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:
                 return False

@@ -84,7 +84,7 @@ class WorkloadStore:
         """Remove a folder without an order; move an unreadable one away and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
-            shutil.rmtree(folder, ignore_errors=True)  # A daemon was killed before writing it.
+            shutil.rmtree(folder, ignore_errors=True)  # A daemon was killed before the order.
         elif not plain or _sound(folder) is None:
             place = self._damaged / folder.name
             _remove(place)
@@ -393,7 +393,7 @@ def tail(folder: Path) -> tuple[str, ...]:
 def _end_report(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
-        code = None  # No program ran, so the code is not its own.
+        code = None  # No program ran, so the code is not a program's.
     if detail == "stopped":
         return WorkloadReport(workload, Phase.STOPPED, detail=detail, exit_code=code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED

@@ -286,7 +286,7 @@ class RayBackend(CommonBackend):
                 with self._lock:
                     busy = name in self._busy
                 if busy or name not in self._records.ready():
-                    continue  # Its start or stop reports it.
+                    continue  # The start or stop under way reports it.
                 if name not in found:
                     self._tell(_gone_report(name))
                 elif _report(name, found[name]).phase.over:

@@ -127,7 +127,7 @@ class AuditFiles:
         try:
             yield
         except BaseException:
-            self.close()  # With it the lock is free.
+            self.close()  # Closing the file also frees the lock.
             raise
         _flock(self._lock, fcntl.LOCK_UN)
 
@@ -167,7 +167,7 @@ class AuditFiles:
     def _prune(self, now: float) -> None:
         files = _files(self._folder)
         total = sum(each.stat().st_size for each in files)
-        for each in files[:-1]:  # The one that is written stays.
+        for each in files[:-1]:  # The current file stays.
             status = each.stat()
             if now - status.st_mtime <= self._keep_seconds and total <= self._keep_bytes:
                 return

@@ -254,7 +254,7 @@ class AuditLog:
             if encoded:
                 self._lines.append_lines(encoded, now)
         except (OSError, ValueError, StorageError) as error:
-            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # It has no more to say.
+            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # A traceback says no more.
             return False
         finally:
             self._let_go(waiters)

@@ -39,6 +39,6 @@ async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: in
             seq = page[-1].seq
     except (OSError, ValueError, StorageError, LedgerError) as error:
         # The server starts even if its log is damaged, or a fact that nothing else reads.
-        log.error("audit_failed", reason=f"entries that a kill lost cannot be restored: {error}")  # noqa: TRY400  # It has no more to say.
+        log.error("audit_failed", reason=f"entries that a kill lost cannot be restored: {error}")  # noqa: TRY400  # A traceback says no more.
     audit.let_go(found, until)
     await audit.flush()

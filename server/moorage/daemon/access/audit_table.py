@@ -52,7 +52,7 @@ class AuditTable:
                 if entry.what == "server.started":
                     seq = entry.seq  # A restored ledger may repeat numbers.
                 elif entry.seq and seq is not None and entry.seq <= seq:
-                    continue  # The next server has already noted it.
+                    continue  # The next server has already noted this fact.
                 else:
                     seq = entry.seq or seq
                 wanted.append(line)

@@ -119,7 +119,7 @@ class AuditTrail:
         count = 0
         for entry in self._made:
             if entry.seq > durable:
-                break  # Stepped while these were being written.
+                break  # A fact stepped while these were written.
             entry.seq += before
             count += 1
         if count:
@@ -150,7 +150,7 @@ class AuditTrail:
             case Ended():
                 entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
             case Renewed():
-                pass  # The most frequent of those without an entry.
+                pass  # The most frequent fact without an entry.
             case Requeued(name, at, reason):
                 entry = self._about_lease(to, at, "lease.requeued", name, reason)
             case Preempted(name, at, by, _, reason):
@@ -160,7 +160,7 @@ class AuditTrail:
             case ClusterRemoved(cluster):
                 cordons = self._standing.cordons
                 for place in [each for each in cordons if each[0] == cluster]:
-                    del cordons[place]  # They ended with it.
+                    del cordons[place]  # The nodes' cordons ended with it.
             case _:  # Other facts have no author, or are part of these.
                 pass
         return entry

@@ -151,7 +151,7 @@ class Tokens:
         except TokenStoreError as error:
             if self._failure != str(error):  # It is logged once, although each caller meets it.
                 self._failure = str(error)
-                log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+                log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             return None
         self._failure = ""
         return found

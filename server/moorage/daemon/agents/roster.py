@@ -165,7 +165,7 @@ class AgentRoster:
         try:
             return secret is not None and await self._find(secret) is not None
         except AgentStoreError as error:
-            log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+            log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             return None
 
     async def _find(self, secret: str) -> AgentRecord | JoiningToken | None:
@@ -185,7 +185,7 @@ class AgentRoster:
         try:
             epoch = self._epoch + self._reclaimed
             link = AgentLink(socket, partial(fleet.tell, machine), epoch)
-            machine.hear(link)  # First: its later messages continue from its hello.
+            machine.hear(link)  # First: later messages of the agent continue from the hello.
             if key:
                 about = {"cluster": machine.place[0], "node": machine.place[1]}
                 self._audit(
@@ -204,7 +204,7 @@ class AgentRoster:
         finally:
             self._coming.discard(machine.place)
             if machine.link is None and not machine.gone:
-                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` reads it.
+                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` reads this.
                     note, gone = self._store.note_disconnection, (machine.place, shown.changed_at)
                     await self._thread.change(note, gone, time.time())
 
@@ -659,7 +659,7 @@ class AgentRoster:
         await self._erase(machine.place)
 
     async def _erase(self, place: Place) -> None:
-        with contextlib.suppress(AgentStoreError):  # The next start erases it.
+        with contextlib.suppress(AgentStoreError):  # The next start erases the record.
             await self._thread.change(self._store.erase, place)
 
 

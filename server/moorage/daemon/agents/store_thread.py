@@ -31,7 +31,7 @@ class StoreThread:
     async def change(self, change: Callable[..., T], *arguments: object) -> T:
         """Return the result of a method that makes a change, once the change is durable."""
         outcome: Future[T] = Future()
-        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # It gets the result.
+        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # The outcome gets the result.
         self._submit(self._change_all)
         return await asyncio.wrap_future(outcome)
 

@@ -199,7 +199,7 @@ class BlockRun:
         value = await self._evaluate(self._allocator, given, sum(sizes), returned_max=max(sizes))
         offered = {each.name: each.nodes for each in scored}
         name = answers.read_choice(value, offered, self._allocator.at)
-        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
+        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # The policy returned the id, and added fields.
             added = value if isinstance(value, dict) else {}
             return self._entry(by_name[name]) | added
         return value if isinstance(value, dict) else self._entry(by_name[name])
@@ -239,7 +239,7 @@ class BlockRun:
     async def _evaluate(
         self, spec: PolicySpec, given: JsonMapping, size: int, *, returned_max: int = 0
     ) -> JsonValue:
-        if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
+        if size > INPUT_BYTES_MAX:  # Before `evaluate` copies them.
             raise _too_large(spec.at)
         record = self._records[spec.role]
         if record.schemas is not None and record.schemas.inputs is not None:

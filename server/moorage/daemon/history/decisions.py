@@ -205,10 +205,10 @@ class Decisions:
                 outcome = {"state": "requeued", "reason": reason}
             case Ended(request, _, reason):
                 outcome = {"state": "ended", "reason": reason}
-            case _:  # It decides about no request.
+            case _:  # Such a fact decides about no request.
                 return None
         if state not in {None, outcome["state"]}:
-            return None  # Its subject need not be looked up.
+            return None  # The subject need not be looked up.
         subject = asks.get(request) or await self._subject(request)
         return None if subject is None else _row(entry.seq, entry.at, subject, outcome)
 
@@ -224,7 +224,7 @@ def subject_of(fact: Fact) -> Subject | None:
             return ask
         case Granted(lease):
             return lease
-        case _:  # It decides about no request.
+        case _:  # Such a fact decides about no request.
             return None
 
 

@@ -151,7 +151,7 @@ class RecalledFleets:
             for entry in page:
                 if not was(entry):
                     return state, seq
-                if entry.seq != seq + 1:  # Pruned meanwhile.
+                if entry.seq != seq + 1:  # Facts were pruned meanwhile.
                     raise _lost_error()
                 apply(state, entry.fact)
                 seq = entry.seq

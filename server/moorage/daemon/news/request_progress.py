@@ -92,7 +92,7 @@ class RequestProgress:
         streamed = self._streamed[first][-1]
         if waits:
             streamed.position = 0
-        elif not others:  # Nothing here noted when its policy began.
+        elif not others:  # The start of its policy was not noted.
             since = time.monotonic()
         streamed.deciding_since, streamed.deciding_due = since, PAUSE_SECONDS
         self._queued.set()

@@ -92,7 +92,7 @@ class ShapeNews:
         self, viewer: Tenant | None, counted: dict[Demand, ShapeCounts]
     ) -> list[JsonObject]:
         rows: list[JsonObject] = []
-        fleet = self._state.fleet  # As of now: looking at it brings it up to date.
+        fleet = self._state.fleet  # Reading `fleet` updates it first.
         for demand, times in self.counts.most(viewer):
             if demand not in counted:
                 known = self._counts.get(demand)

@@ -308,7 +308,7 @@ class HistoryRing:
         tenants = [_visible(each.tenants, viewer) for each in last]
         refusals = [_sum(each.counts.refusals for each in point) for point in whole]
         return History(
-            now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` puts the real one here.
+            now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` sets the present one.
             at=[each.at for each in last],
             minutes=[len(point) for point in whole],
             models={name: _gpus(name, last) for name in models},

@@ -97,7 +97,7 @@ class Spans:
 
     def end(self, span: Span) -> None:
         """End a span. If too many spans wait to be sent, drop and count it."""
-        if not span.is_recording():  # It is not sampled.
+        if not span.is_recording():  # The span is not sampled.
             return
         if self._ended - self._exporter.taken >= self._queue_max:
             self._dropped += 1

@@ -100,7 +100,7 @@ class StandardStream:
                     self._keep(content[:whole])
                 self._changed.notify_all()
             if not (read or is_late):
-                return  # Nothing has the descriptor any more.
+                return  # No process has the descriptor any more.
 
     def _keep(self, lines: bytes) -> None:
         if self._backlog_bytes >= BACKLOG_BYTES_MAX:

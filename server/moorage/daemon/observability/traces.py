@@ -132,7 +132,7 @@ class RequestTraces:
                     followed.started = event.fencing
             case WorkloadFailed() | WorkloadEnded():
                 self._finish(event.lease, "start", reason=event.reason)
-            case _:  # Others belong to no part of a request.
+            case _:  # Other events belong to no part of a request.
                 pass
         for fact in turn.facts:
             self._note(fact)
@@ -156,7 +156,7 @@ class RequestTraces:
                 if followed is not None and followed.started != lease.fencing:
                     backend = lease.provision.backend if lease.provision else ""
                     self._begin(followed, "start", backend=backend, attempt=lease.attempt)
-            case _:  # Others belong to no part of a request.
+            case _:  # Other effects belong to no part of a request.
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:

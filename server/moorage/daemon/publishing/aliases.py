@@ -373,7 +373,7 @@ class Publishing:
         elif alias.version == statistics.version:
             self._tasks.spawn(self._fall_back(name, statistics, statistics.failure))
         else:
-            self._falling.discard(name)  # It is not consulted any more.
+            self._falling.discard(name)  # The version is not consulted any more.
 
     async def _end_canary(self, name: str, version: str, failure: str) -> None:
         try:

@@ -39,7 +39,7 @@ async def vet(
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
     """
-    async with _turn(sandbox.uploads, tenant):  # Unpacking it occupies a thread for a while, too.
+    async with _turn(sandbox.uploads, tenant):  # Unpacking the code also occupies a thread.
         prepared = await catalog.policies.prepare(document)
         _refuse_deadline(sandbox, prepared.record.document)
         warnings = await _rehearse(sandbox, prepared.record)
@@ -80,7 +80,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
     try:
         rehearsals = await asyncio.to_thread(_rehearsals, record)
     except ServiceError:
-        return ""  # Another store may use `examples` for something else.
+        return ""  # Another store may use the field `examples` otherwise.
     if not rehearsals:
         return ""
     try:

@@ -297,7 +297,7 @@ class Operations:
         self.inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
-        if not HttpCalls.has(to):  # `web.notes` logs those over HTTP.
+        if not HttpCalls.has(to):  # `web.notes` logs changes over HTTP.
             _note(who, self.replies.remote(to), about)
 
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:

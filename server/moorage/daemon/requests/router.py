@@ -50,7 +50,7 @@ class Router:
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
         """Record that a session has begun."""
-        del caller  # Every request carries it.
+        del caller  # Every request names its caller.
         self._replies.open_session(session)
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:

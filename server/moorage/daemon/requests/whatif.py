@@ -227,7 +227,7 @@ def _read(condensed: Iterable[Fact]) -> tuple[list[Fact], set[str]]:
                 uris.add(ask.policy.uri)
             case Carried(lease) if lease.may_start_again:
                 uris.add(lease.policy.uri)
-            case _:  # It consults no policy.
+            case _:  # Such a fact consults no policy.
                 pass
         facts.append(fact)
     return facts, uris

@@ -195,7 +195,7 @@ class WorkloadAccess:
 
         while True:
             late = asyncio.get_running_loop().time() >= give_up_at
-            lease = self._lease(lease.id) or lease  # First: what it says is true of what is read.
+            lease = self._lease(lease.id) or lease  # First: it must not be newer than the output.
             try:
                 log = await self._log(backend, lease, attempt, offset)
             except UnknownWorkloadError as error:

@@ -251,7 +251,7 @@ class WorkloadControl:
         for name, why in _UNSERVED.items():
             given = getattr(spec, name, None) not in (None, {})
             if name == "ray_actor_options" and spec.category == "ray_actor":
-                continue  # Its backend has checked them.
+                continue  # The backend has checked them.
             if given and (name != "gpus" or spec.category in _HAVE_GPUS):
                 field = f"provision.spec.{name}"
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
@@ -283,7 +283,7 @@ class WorkloadControl:
                 del self._inherited[next(iter(self._inherited))]
         if (lease.id, lease.fencing) in self._looked:
             self._looked.discard((lease.id, lease.fencing))
-            if self._running.get(lease.workload) is lease:  # It still runs.
+            if self._running.get(lease.workload) is lease:  # The workload still runs.
                 self._heirs[lease.workload] = lease.id
             return
         self._order(lease, self._start)
@@ -378,7 +378,7 @@ class WorkloadControl:
         except (BackendError, SpecError) as error:
             await self._report_failed_start(backend, lease, str(error))
         else:
-            if workload.phase.over:  # It ended while the daemon was away.
+            if workload.phase.over:  # The workload ended while the daemon was away.
                 self._report_end(workload)
             else:
                 self._seen[name] = workload
@@ -468,7 +468,7 @@ class WorkloadControl:
         heir = self._heirs.get(name)
         self._progress(workload if heir is None else dataclasses.replace(workload, id=heir))
         if name not in self._running:
-            return  # Its stop or failed start reports the end.
+            return  # The stop, or the failed start, reports the end.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._report_end(workload)
@@ -482,7 +482,7 @@ class WorkloadControl:
         name = lease.workload
         workload = self._ends.pop(name, None)
         if workload is None or backend is None:
-            return  # It was stopped, or failed to start, while this order waited.
+            return  # The workload was stopped, or failed to start, meanwhile.
         with contextlib.suppress(BackendError, OSError):
             if (await backend.status(name)).phase is Phase.READY:
                 return  # A late report about the previous start under the same name.

@@ -84,7 +84,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Return whether all nodes of the slice are alive."""
         if self._hosts:
             return all(node.node_id in alive for node, _ in self._hosts)
-        if isinstance(self._shape, GpuSlices):  # Its hosts are reserved from the start.
+        if isinstance(self._shape, GpuSlices):  # GPU hosts are reserved from the start.
             table = ray.util.placement_group_table(self._group)
             return bool(table["state"] == "CREATED")
         info = self.get_info()

@@ -82,7 +82,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
         elif own and held > before:
             _give(own, name, held - before)
         elif own and held:
-            _check(name, before + 1, held)  # Nothing is left for it.
+            _check(name, before + 1, held)  # Nothing is left for the container.
         _check(name, before, held)
         whole = _request_or_limit({"name": "", "resources": spec.get("resources", {})}, name)
         _check(name, whole or 0, held)

@@ -115,7 +115,7 @@ class WorkloadRuns:
     async def status(self, workload: str) -> WorkloadReport:
         """Return the report of a workload now."""
         report = self.reports.get(workload)
-        if report is not None and report.phase.over:  # Its objects stay until the stop.
+        if report is not None and report.phase.over:  # The workload's objects stay until the stop.
             return report
         cluster = await self._cluster_of(workload)
         seen = cluster.workloads.view(workload) if cluster else None
@@ -382,7 +382,7 @@ class WorkloadRuns:
             published = cluster.published(share.node_id)
             wanted = [published[each] for each in share.gpus if each in published]
             if len(wanted) != len(share.gpus) or not wanted:
-                continue  # Only counted; or one is gone, which is reported elsewhere.
+                continue  # Devices are only counted, or a claim is gone.
             names = tuple((each["driver"], each["pool"], each["device"]) for each in wanted)
             given = [each.devices for each in cluster.claims(order.id) if each.devices]
             if given and names not in given:

@@ -152,7 +152,7 @@ def _has(group: PlacementGroup, index: int, bundle: JsonMapping) -> bool:
         given, named = ray.get(pending, timeout=MAKE_SECONDS_MAX)
         ray.wait([holder.leave.remote()], timeout=REMOVE_SECONDS_MAX)
     finally:
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It may have ended.
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # The actor may have ended.
             ray.kill(holder, no_restart=True)
     return sorted(given) == sorted(named)
 
@@ -167,7 +167,7 @@ def _remove(group: PlacementGroup) -> None:
     while _state(group) != "REMOVED":
         if time.monotonic() > deadline:
             raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
-        time.sleep(LOOK_SECONDS)  # Ray sends no event for this.
+        time.sleep(LOOK_SECONDS)  # Ray sends no event for a removal.
 
 
 def _wants(bundles: Sequence[JsonMapping]) -> str:

@@ -17,7 +17,7 @@ def observe(server: str) -> JsonObject:
 
     A `ray://` client lacks these calls, so for it this function must run on the cluster.
     """
-    import ray  # noqa: PLC0415  # It travels.
+    import ray  # noqa: PLC0415  # This function travels to the cluster.
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # Not public.
     from ray._private.state import available_resources_per_node  # noqa: PLC0415  # As above.
 
@@ -75,6 +75,6 @@ def observe(server: str) -> JsonObject:
 
 def request(bundles: Sequence[Mapping[str, float]]) -> None:
     """Request from Ray's autoscaler a cluster that can hold these bundles."""
-    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # This function travels to the cluster.
 
     request_resources(bundles=[dict(each) for each in bundles])

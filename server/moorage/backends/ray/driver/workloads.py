@@ -111,7 +111,7 @@ class Workloads:
             self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
             lock = self._lock_of(workload)
-            if lock.acquire(blocking=False):  # Else it is starting or stopping.
+            if lock.acquire(blocking=False):  # Else the workload is starting or stopping.
                 try:
                     if workload not in self._all(workload):
                         self._groups.remove(workload)
@@ -461,13 +461,13 @@ class Workloads:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
             end = None
-            time.sleep(0.2)  # It would fail again at once.
+            time.sleep(0.2)  # A new call would fail again at once.
         except ray.exceptions.RayError as error:
             end = _lost_report(error)
         with self._lock:
             member = self._watched.get(workload, {}).pop(ref, None)
             if member is None:
-                return  # It is being stopped.
+                return  # The workload is being stopped.
             if end is None:
                 again = member.handle.wait_for_end.remote(LOOK_SECONDS)
                 self._watched[workload][again] = member

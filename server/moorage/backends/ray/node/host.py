@@ -234,7 +234,7 @@ class WorkloadHost:
         except Exception as error:  # noqa: BLE001  # The user's code may raise anything.
             self._finish("failed", f"{type(error).__name__}: {error}", None)
         endpoint = self._endpoint()
-        with self._changing:  # It may be ending now.
+        with self._changing:  # The workload may be ending now.
             if self._report["phase"] == "starting":
                 self._report = {**self._report, "phase": "ready", "endpoint": endpoint}
         return self._report
