@@ -38,8 +38,8 @@ def run(command: str, job: JsonObject) -> JsonObject:
     """Run a job in the server package and return its outcome.
 
     Raises:
-        typer.BadParameter: The job fails: a file is wrong, or this machine has no jail or no server
-        package.
+        typer.BadParameter: The job fails: a file is wrong, or this machine has no jail or no
+            server package.
     """
     check_installation()
     try:

@@ -141,7 +141,7 @@ class CommandSession:
 
         Raises:
             typer.BadParameter: Only the WebSocket's URL is given, so the default HTTP URL may be
-            another server's.
+                another server's.
         """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 

@@ -390,7 +390,7 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -
 
     Raises:
         msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too
-        deep.
+            deep.
     """
     try:
         return decoder.decode(frame)

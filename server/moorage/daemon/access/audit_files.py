@@ -237,7 +237,7 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     if path != files[-1]:
         raise ChainError(f"{path.name}:{count}: the line has no newline, and a later file exists")
     if is_beyond_end(line):
-        raise ChainError(f"{path.name}:{count}: the newline at its end was changed")
+        raise ChainError(f"{path.name}:{count}: the newline of the line was changed")
     return True
 
 

@@ -99,7 +99,8 @@ class Rereading:
         if bool(config.tokens) == bool(self._config.tokens):
             return ""
         return (
-            "tokens: expected tokens before and after the change, or never; restart to switch them"
+            "tokens: expected tokens before and after the change, or never; "
+            "restart to turn tokens on or off"
         )
 
     def _stamp(self) -> _Stamp:
