@@ -416,7 +416,7 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
         if not stored:
-            note(f"Write down the token of the lease, which was not stored: {lease.token}")
+            note(f"Write down the lease's token, which was not stored: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)
 

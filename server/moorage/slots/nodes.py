@@ -371,7 +371,8 @@ class NodeResourcePool:
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise UnevenNodes(
-                f"count_per_node: the nodes differ in {type}; count_by_node counts on each: {text}"
+                f"count_per_node: the nodes differ in {type}; "
+                f"count_by_node returns the count of each: {text}"
             )
         return next(iter(counts.values()))
 

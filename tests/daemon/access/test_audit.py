@@ -125,7 +125,7 @@ def test_a_file_without_its_end_hides_no_later_file(
     first, second, _ = write_three_files(tmp_path, monkeypatch)
     first.write_bytes(first.read_bytes().removesuffix(b"\n"))
     second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
-    with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
+    with pytest.raises(ChainError, match=f"{first.name}:1: the line has no newline"):
         verify(tmp_path)
     with pytest.raises(ChainError, match=f"{first.name}:1"):
         list(read_lines(tmp_path))

@@ -170,7 +170,7 @@ class AgentMachine:
                 return _value(await self._call(link, order), kind)
             except LinkLost:
                 if not again:
-                    reason = "the connection to the machine broke; the order may be carried out"
+                    reason = "the machine's connection broke; the order may have been carried out"
                     raise BackendError(reason) from None
 
     async def start(self, order: Order) -> WorkloadReport:
