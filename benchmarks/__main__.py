@@ -65,7 +65,7 @@ ON_REQUEST: Final = frozenset(
         *("observation", "consoles"),
     }
 )
-"""They need a trace or many minutes, so they run only if they are named."""
+"""Benchmarks that run only if they are named, since they need a trace or many minutes."""
 
 
 Names = Annotated[

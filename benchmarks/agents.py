@@ -40,19 +40,19 @@ from moorage_policies import catalog as shipped
 
 SEED: Final = 7
 LOST_SECONDS: Final = 8
-"""Setting `agent_lost_seconds`: longer partitions lose their machine for a while."""
+"""The server's setting `agent_lost_seconds`: in longer partitions, a machine counts as lost."""
 LINES: Final = (10, 60)
-"""Least and most lines of a command; it writes one per tenth of a second."""
+"""Least and most lines of a command, which writes a line per tenth of a second."""
 RESTART_SECONDS: Final = (0.0, 2.0)
-"""How long an agent or the server stays down after a kill."""
+"""Least and most seconds that an agent or the server stays down after a kill."""
 SETTLE_SECONDS_MAX: Final = 240.0
-"""How long one command may take to end, in spite of faults on its machine."""
+"""Maximum seconds until one command ends, in spite of faults on its machine."""
 ASKED_PAUSE_SECONDS: Final = 0.8
 """Seconds between two requests of one client."""
 AGAIN_SECONDS: Final = 0.3
-"""Pause before an unanswered message is sent again."""
+"""Seconds before an unanswered message is sent again."""
 LOOKS: Final = 20
-"""Timed starts on an agent, and as many on the server's machine."""
+"""Number of timed starts on an agent's machine, and on the server's machine."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
 
 GPUS: Final = 8
@@ -93,7 +93,7 @@ Message = dict[str, Any]
 
 
 class FaultWorld:
-    """The processes of a run, and what its clients observed.
+    """Runs the processes and clients of a run, and records what the clients observe.
 
     Args:
         folder: The folder for all files of a run.
@@ -137,7 +137,7 @@ class FaultWorld:
         shown: list[str] = []
         if not (self.folder / name).exists():
             words = [*MOORED, "agent", "token", "--cluster", "lab", "--data", data]
-            done = subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603  # Our own.
+            done = subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603  # Our own program.
             shown = ["--token", done.stdout.strip()]
         url = f"ws://127.0.0.1:{self.proxies[name].port}"
         place = ["--server", url, "--data", str(self.folder / name), "--name", name]

@@ -25,12 +25,12 @@ from moorage.resources.resource_engine import ResourceEngine
 from moorage.resources.runners import LocalRunner
 
 CYCLES: Final = 1_000
-"""Times that a warm process is acquired and released."""
+"""How many times a warm process is acquired and released."""
 CONTAINER_CYCLES: Final = 200
 STARTS: Final = 10
-"""Resources whose starts are timed, one after the other."""
+"""Number of resources whose starts are timed, one after the other."""
 IMAGE: Final = "docker.io/library/busybox:stable"
-"""Image of the container; pulled if it is missing."""
+"""Image of the container, which is pulled if it is missing."""
 
 Figures = dict[str, Any]
 

@@ -35,7 +35,7 @@ UNPRICED: Final = "_unpriced"
 LEARNING: Final = "_learning"
 """Suffix of a policy's name that keeps the typical requests from it."""
 WAIT_SECONDS: Final = 1e8
-"""Requests wait for room as long as needed."""
+"""Seconds that requests may wait for room: longer than any run."""
 SEEDS: Final = 5
 
 
@@ -45,11 +45,11 @@ class ChurnJob:
 
     Args:
         rules: Names of shipped policies, which may end with `UNPRICED` or `LEARNING`.
-        loads: As `Churn.load`, each with all policies.
-        stays: As `Churn.stays`, likewise.
+        loads: Values of `Churn.load`, each of which is run with all policies.
+        stays: Values of `Churn.stays`, each of which is run with all policies.
         queued: Whether requests without room wait; otherwise they are refused.
-        length: As `Churn.length`.
-        seeds: How many runs of each kind.
+        length: Length of the measurement in mean durations; see `Churn`.
+        seeds: Number of runs of each kind.
         later: Another request file, from which requests are drawn in the second half of the
             measured time.
         plots: Files to draw to, `.png` or `.svg`.
@@ -75,13 +75,13 @@ def churn(
 
     Args:
         nodes: The node file of a trace.
-        pods: One request file, in place of all beside the node file.
+        pods: A request file, in place of all request files beside the node file.
         job: The policies and loads to compare.
         progress: Called with a name of each run.
 
     Raises:
         TraceError: A file cannot be read as a trace.
-        CommandError: No node file is given, or there is no trace, or no such policy.
+        CommandError: No node file is given, its folder has no trace, or a policy does not exist.
     """
     if nodes is None:
         raise CommandError("churn needs --nodes, the node file of a trace")
@@ -143,13 +143,13 @@ def run(
 
     Args:
         name: Name of the trace.
-        rule: As in `ChurnJob`.
+        rule: Name of the policy, as in `ChurnJob`.
         nodes: The fleet.
         pods: The trace from which requests are drawn.
         how: How requests come and go.
         seed: Seed of all random numbers.
         queued: Whether requests without room wait, as in `ChurnJob`.
-        later: As `arrivals` takes it.
+        later: The trace for the second half of the measured time, as `arrivals` takes it.
 
     Raises:
         ValueError: A request was refused for another reason than a lack of room.
@@ -183,7 +183,7 @@ def run(
 
 
 class _Running:
-    """The state of one run."""
+    """Plays the arrivals and departures of one run."""
 
     def __init__(
         self, consulting: Consulting, allocator: Allocator, how: Churn, wait_seconds: float
@@ -237,7 +237,7 @@ class _Running:
 
 @dataclass
 class HeldMilli:
-    """Return GPU milli in use, multiplied by the time and summed.
+    """Sums the GPU milli in use over time.
 
     Args:
         since: When counting begins, in seconds.

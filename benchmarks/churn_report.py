@@ -21,8 +21,8 @@ class SizeCount(msgspec.Struct):
 
     Attributes:
         requested, requested_milli: Measured requests, and their GPU milli.
-        refused, refused_milli: The same of refused requests.
-        waited_stays: Sum of the waits of all of them, in mean stays.
+        refused, refused_milli: Refused requests, and their GPU milli.
+        waited_stays: Sum of the waits of all measured requests, in mean stays.
     """
 
     requested: int = 0
@@ -36,8 +36,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
     """The figures of one run.
 
     Attributes:
-        trace: Its name.
-        rule: The policy.
+        trace: Name of the trace.
+        rule: Name of the policy.
         load, stays, seed: How requests came and went.
         allocated_percent: Mean GPU milli held over time, in percent of the fleet's.
         sizes: By size of request.
@@ -135,7 +135,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _order(key: str) -> tuple[str, int]:
-    """Order figures by name, then by size, all sizes together first."""
+    """Return the sort key of a figure: its name, then its size, all sizes together first."""
     figure, _, size = key.partition(" ")
     return figure, by_size(size) if size else -len(SIZES) - 1
 

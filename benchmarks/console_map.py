@@ -32,7 +32,7 @@ FRAMES: Final = """seconds => new Promise(done => {
     };
     requestAnimationFrame(next);
 })"""
-"""JavaScript that returns the milliseconds between frames."""
+"""JavaScript that returns the milliseconds between the frames of a browser."""
 DRAWN: Final = "() => performance.getEntriesByName('fleet drawn')[0]?.startTime || 0"
 
 
@@ -43,9 +43,9 @@ def map_figures(
 
     Args:
         running: A server with a fleet.
-        path: Of the browser.
+        path: Path of the browser's program.
         request: A message that is granted one GPU.
-        progress: Gets a line for each step.
+        progress: Called with a line for each step.
     """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])

@@ -3,7 +3,7 @@
 A server takes blocks of requests in turn, without consoles and with them. A console here sends the
 messages of a browser's view, as often; `console/static/views` has the intervals. The result is the
 part of a core that the server spends besides its grants, which other programs on the machine do not
-change. The map is drawn by a real browser, where there is one.
+change. A real browser draws the map, if this machine has one.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
     """Measure the cost of consoles, and the map.
 
     Args:
-        progress: Gets a line for each step.
+        progress: Called with a line for each step.
     """
     figures: dict[str, Any] = {"consoles": CONSOLES, "percent_max": PERCENT_MAX}
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, ExitStack() as stack:
@@ -94,7 +94,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server with leases and waiters."""
+    """Measures blocks of grants at a server with leases and waiters."""
 
     running: Running
     request: str
@@ -201,7 +201,7 @@ def open_consoles(running: Running, view: str) -> Iterator[None]:
 
 
 class _Shown:
-    """Fifty consoles that show the same view."""
+    """Simulates fifty consoles that show the same view."""
 
     def __init__(self, running: Running, view: str) -> None:
         self._running = running
@@ -233,7 +233,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class _Page:
-    """One console that shows a view."""
+    """Simulates one console that shows a view."""
 
     socket: ClientConnection
     http: httpx.AsyncClient
@@ -251,7 +251,7 @@ class _Page:
             self.news = self.news or '"topic":"map"' in text
 
     async def ask(self) -> None:
-        """Send the requests of a view at its intervals."""
+        """Send the view's requests, each at its own interval."""
         async for second in self._seconds():
             await {
                 "fleet": self._fleet,

@@ -63,7 +63,7 @@ def credentials(
 
     Args:
         requests: Number of requests, over the two ports in turn.
-        progress: Gets a line for each step.
+        progress: Called with a line for each step.
 
     Raises:
         CommandError: A valid credential is refused, so the other refusals prove nothing.
@@ -274,11 +274,11 @@ def _subprotocol(kind: str, token: str) -> Shown:
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """An issuer of OpenID Connect.
+    """Serves as an issuer of OpenID Connect, and makes its tokens.
 
     Args:
-        key: Signs its tokens.
-        public: The same key, as PEM.
+        key: The key that signs the issuer's tokens.
+        public: The public part of the key, as PEM.
     """
 
     url: str
@@ -353,7 +353,7 @@ def _issuer() -> Iterator[Issuer]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Print no log."""
+            """Write no log line for a request."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

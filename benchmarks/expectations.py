@@ -4,8 +4,8 @@ The jobs of the trace come first come, first served, with backfill. Like a user,
 lease for a round time that is longer than it needs, and releases it when done. For some waiting
 jobs, the server's estimate at submission is compared with their actual wait:
 
-- history: the server's estimate: leases last as earlier similar ones, else to their deadlines.
-- deadlines: the same without learning from ended leases.
+- history: the server's estimate: leases last as long as similar ones, else to their deadlines.
+- deadlines: the server's estimate without learning from ended leases.
 - recent: a naive baseline, the median wait of the last served jobs of similar size.
 """
 
@@ -26,9 +26,9 @@ from moorage.core.turns.events import Asked, Event, ReleaseAsked
 from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 
 BOUNDS: Final = tuple(hours * 3600.0 for hours in (1, 4, 24, 7 * 24, 30 * 24, 90 * 24, 365 * 24))
-"""Lease times that users choose from: the first that is enough."""
+"""Lease times in seconds from which users choose the first that is enough."""
 SAMPLES: Final = 400
-"""Submissions whose wait the server forecasts, evenly spread."""
+"""Number of submissions, evenly spread, whose wait the server forecasts."""
 RECENT: Final = 50
 """Number of served jobs of a size whose median wait is the baseline."""
 METHODS: Final = ("history", "deadlines", "recent")
@@ -38,9 +38,9 @@ def calibrate(jobs: Sequence[Job], nodes: int, rule: str) -> dict[str, Any]:
     """Return the errors of the estimates at submission, in seconds, by method.
 
     Args:
-        jobs: In the order of their submission.
+        jobs: The jobs in the order of their submission.
         nodes: Number of nodes of the fleet.
-        rule: The shipped policy that places them.
+        rule: The shipped policy that places the jobs.
     """
     running = _Course(jobs, nodes, rule)
     every = max(1, len(jobs) // SAMPLES)
@@ -75,7 +75,7 @@ def _p90(values: Any) -> float:
 
 
 class _Course:
-    """The run: jobs arrive, wait, hold GPUs and release them."""
+    """Plays a run: jobs arrive, wait, hold GPUs and release them."""
 
     def __init__(self, jobs: Sequence[Job], nodes: int, rule: str) -> None:
         site = fleet_of(nodes)

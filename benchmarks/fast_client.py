@@ -55,7 +55,7 @@ def pack(message: dict[str, Any] | str, opcode: Opcode = Opcode.TEXT) -> bytes:
 
 
 class FastClient(asyncio.Protocol):
-    """One WebSocket connection.
+    """Sends and receives messages over one WebSocket connection.
 
     Args:
         on_reply: Called with each reply.
@@ -121,7 +121,7 @@ class FastClient(asyncio.Protocol):
             self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Read the received bytes."""
+        """Parse received bytes, and call `on_reply` with each reply."""
         if self._handshake is not None:
             self._handshake.receive_data(data)
             if not self._handshake.events_received():
@@ -134,7 +134,7 @@ class FastClient(asyncio.Protocol):
                 self.open.set_exception(CommandError(str(refused)))
             return
         data, at = self._unread + data, 0
-        # A server's frames are not masked, and ours are whole (RFC 6455, 5.2).
+        # A server's frames are not masked, and Moorage's frames are whole (RFC 6455, 5.2).
         while len(data) - at >= SHORT_HEAD:
             start, length = at + SHORT_HEAD, data[at + 1]
             if more := _LENGTH_BYTES.get(length, 0):

@@ -1,6 +1,6 @@
 """`fleet`: a million GPUs in ten thousand cluster documents, against ten thousand.
 
-Both are loaded into a real daemon over HTTP, with metrics, and requests go over its sockets.
+Both fleets are loaded into a real daemon over HTTP, with metrics, and requests go over its sockets.
 """
 
 import concurrent.futures
@@ -27,11 +27,11 @@ CLUSTERS_MANY: Final = 10_000
 GPUS_PER_CLUSTER: Final = 100
 GPUS_PER_NODE: Final = 8
 HITS: Final = 10
-"""Clusters that every filter finds and every search returns, however many there are."""
+"""Number of clusters that every filter finds and every search returns, in both fleets."""
 REPEATED: Final = 30
 """Repetitions of each measurement; the median counts."""
 UPLOADS: Final = 4
-"""Documents in flight at one time."""
+"""Maximum documents that are uploaded at one time."""
 
 Figures = dict[str, Any]
 
@@ -154,7 +154,7 @@ def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
             (latency,) = _latencies(running, [_message({"clusters": [_name(middle)]}, memory)])
             taken.append(time.perf_counter() - started)
             if latency > taken[-1]:
-                raise CommandError("a request took longer than the whole change that includes it")
+                raise CommandError("a request took longer than the change and the request together")
         figures[f"{name}_seconds"] = sorted(taken)[REPEATED // 2]
     return figures
 

@@ -1,8 +1,8 @@
 """The attackers of `floods`: one tenant attacks a shared server at full force.
 
 `python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` is one attacker, in a process of its
-own. It has as many messages in flight as its connections take, and sends the next at each answer.
-It prints the outcome as one line of JSON.
+own. The attacker has as many messages in flight as its connections take, and sends the next at each
+answer. At the end, it prints the outcome as one line of JSON.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ANSWER_SECONDS_MAX: Final = 120.0
 LARGE_BYTES: Final = 1024 * 1024
 REFUSED_BYTES: Final = 16 * 1024 * 1024
 RETRY_SECONDS: Final = 0.05
-"""Pause after a connection was closed or refused."""
+"""Seconds of pause after a connection was closed or refused."""
 HERE, FULL = "A100", "T4"
 """GPU models: of the machine that runs commands, and of the GPUs that attackers hold."""
 WAITERS: Final = 16_384
@@ -42,7 +42,7 @@ LARGEST: Final = json.dumps(
         "inputs": {f"name {n}": {"a": [n, "x" * 32]} for n in range(8_000)},
     }
 )
-"""As many parts as the server accepts."""
+"""A message with as many parts as the server accepts."""
 ENDLESS: Final = """
 class AIOSv1PolicyRule:
     def __init__(self, rule_id, settings, parameters):
@@ -62,7 +62,7 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 
 
 class Flood:
-    """One attacker against the server.
+    """Attacks a server over its connections, and counts the answers.
 
     Args:
         ws: URL of the WebSocket.
@@ -98,7 +98,7 @@ class Flood:
         frames: Iterable[bytes],
         then: Callable[[FastClient, FastReply], None] | None = None,
     ) -> None:
-        """Keep this number of messages unanswered on each connection, until cancelled."""
+        """Keep `window` messages unanswered on each connection, until cancelled."""
         given = [*frames]
         await _repeat(connections, lambda _: self._talk(window, given, then))
 
@@ -151,7 +151,7 @@ class Flood:
         await _repeat(connections, lambda _: self._call(bodies))
 
     async def post(self, *bodies: tuple[str, bytes]) -> None:
-        """Post each of some bodies once."""
+        """Post bodies over one connection, each once."""
         await self._call(iter(bodies))
 
     async def _call(self, bodies: Iterator[tuple[str, bytes]]) -> None:
@@ -194,14 +194,14 @@ async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def short_leases(flood: Flood) -> None:
-    """H1: 16 concurrent leases of one second each, whose command ends at once."""
+    """Attack H1: hold 16 concurrent leases of one second each, whose command ends at once."""
     spec = {"command": ["true"], "stop_seconds": 0}
     wanted = ask(HERE, lease={"ttl_seconds": 1}, provision={"backend": "local", "spec": spec})
     await flood.messages(16, 1, [pack(wanted)])
 
 
 async def endless_policies(flood: Flood) -> None:
-    """H2: eight policies that never end, with 64 requests each."""
+    """Attack H2: send 64 requests to each of eight policies that never end."""
     names = [f"endless{n}:1.0-stable" for n in range(8)]
     for each in names:
         await flood.post(("/policy", _policy(each, ENDLESS)))
@@ -210,34 +210,34 @@ async def endless_policies(flood: Flood) -> None:
 
 
 async def brackets(flood: Flood) -> None:
-    """H3: messages with a mebibyte of brackets, over eight connections."""
+    """Attack H3: send messages of a mebibyte of brackets over eight connections."""
     await flood.messages(8, 2, [pack(BRACKETS)])
 
 
 async def brackets_200(flood: Flood) -> None:
-    """H3: messages with a mebibyte of brackets, over 200 connections."""
+    """Attack H3: send messages of a mebibyte of brackets over 200 connections."""
     await flood.messages(200, 2, [pack(BRACKETS)])
 
 
 async def large_requests(flood: Flood) -> None:
-    """H3: requests of 500 KiB, which is an allowed size, over eight connections."""
+    """Attack H3: send requests of 500 KiB, an allowed size, over eight connections."""
     await flood.messages(8, 2, [pack(LARGEST)])
 
 
 async def bodies(flood: Flood) -> None:
-    """H3: 32 concurrent bodies of `POST /allocate`: brackets, valid and oversized requests."""
+    """Attack H3: post 32 bodies at a time to `/allocate`: brackets, valid and oversized ones."""
     given = (BRACKETS.encode(), LARGEST.encode(), b"[" + b"1," * (REFUSED_BYTES // 2) + b"1]")
     await flood.calls(32, cycle([("/allocate", each) for each in given]))
 
 
 async def queries(flood: Flood) -> None:
-    """H3: queries of 16 MiB, four at a time."""
+    """Attack H3: send queries of 16 MiB, four at a time."""
     words = json.dumps({"id": {"$in": ["x" * 1_000] * 16_000}}).encode()
     await flood.calls(4, cycle([("/clusters/query", words)]))
 
 
 async def log_readers(flood: Flood) -> None:
-    """H4: 10,240 readers wait for output that never comes."""
+    """Attack H4: let 10,240 readers wait for output that never comes."""
     spec = {"command": ["sleep", "1000"], "stop_seconds": 0}
     lease = {"ttl_seconds": 600}
     granted = await flood.ask_once(
@@ -253,7 +253,7 @@ async def log_readers(flood: Flood) -> None:
 
 
 async def logins(flood: Flood) -> None:
-    """H4: successful and failed logins to the console, 16 at a time."""
+    """Attack H4: log in to the console, with and without success, 16 times at a time."""
     right = json.dumps({"token": flood.token}).encode()
     wrong = json.dumps({"token": "x"}).encode()
     path = "/console/session"
@@ -261,7 +261,7 @@ async def logins(flood: Flood) -> None:
 
 
 async def recall_fleets(flood: Flood) -> None:
-    """H4: requests for the fleet at an earlier time, over 16 connections."""
+    """Attack H4: request the fleet at an earlier time over 16 connections."""
 
     async def fill() -> None:
         for _ in range(25):
@@ -272,14 +272,14 @@ async def recall_fleets(flood: Flood) -> None:
 
 
 async def uploads(flood: Flood) -> None:
-    """H4: publications of policies, eight at a time."""
+    """Attack H4: publish policies, eight at a time."""
     code = catalog.document("first_fit")["code"]
     given = (("/policy", _policy(f"up{n}:1.0-stable", code)) for n in count())
     await flood.calls(8, given)
 
 
 async def small_messages(flood: Flood) -> None:
-    """Reads and requests that are answered at once, 64 open on each of 32 connections."""
+    """Send reads and requests that are answered at once, 64 open on each of 32 connections."""
     kinds = (
         {"op": "status", "lease": "lease-0"},
         {"op": "quotas"},
@@ -290,7 +290,7 @@ async def small_messages(flood: Flood) -> None:
 
 
 async def tiny_frames(flood: Flood) -> None:
-    """Empty pings and messages over 32 connections, whose answers are not read."""
+    """Send empty pings and messages over 32 connections, and do not read the answers."""
     empty = pack("", Opcode.PING) * 4_000 + pack("{}") * 1_000
     await flood.stream(32, empty)
 
@@ -302,14 +302,14 @@ async def small_calls(flood: Flood) -> None:
 
 
 async def waiters(flood: Flood) -> None:
-    """Requests that wait for a second, 512 open on each of 16 connections."""
+    """Send requests that wait for a second, 512 open on each of 16 connections."""
     await _fill(flood)
     wanted = ask(FULL, lease={"ttl_seconds": 60, "wait_seconds": 1})
     await flood.messages(16, 512, [pack({**wanted, "id": 1})])
 
 
 async def alternatives(flood: Flood) -> None:
-    """M6: 16,384 waiters with seven alternatives each, while leases are granted and released."""
+    """Attack M6: let 16,384 requests with seven alternatives each wait while leases come and go."""
     await _fill(flood)
     frames: list[bytes] = []
     for number in range(WAITERS):

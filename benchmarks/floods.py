@@ -41,12 +41,13 @@ ASK_SECONDS: Final = 0.2
 PING_SECONDS: Final = 0.02
 BEFORE_SECONDS: Final = 5.0
 AFTER_ASK_SECONDS: Final = 0.05
-"""The same after an attack, where each second is judged separately."""
+"""Seconds between two requests of the bystander after an attack: each second is judged
+separately."""
 AFTER_SECONDS_MAX: Final = 20.0
-"""How long the server may take to recover after an attack."""
+"""Maximum seconds for the server to recover after an attack."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""The server has recovered at a p99 of at most this many times that before the attack."""
+"""Largest p99, as a multiple of that before the attack, at which the server has recovered."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0
@@ -80,7 +81,7 @@ def floods(
         progress: Called with a line for each step.
 
     Raises:
-        CommandError: There is no such attack, or the server ended.
+        CommandError: An attack does not exist, or the server ended.
     """
     if unknown := [each for each in attacks if each not in ATTACKS]:
         known = ", ".join(ATTACKS)
@@ -103,7 +104,7 @@ class _Phase:
     worked: list[float] = field(default_factory=list[float])
     """Processor time that the server's loop took from each request to its answer."""
     turns: list[float] = field(default_factory=list[float])
-    """The same from each ping to its pong."""
+    """Processor time that the server's loop took from each ping to its pong."""
 
     @property
     def taken(self) -> list[float]:
@@ -112,7 +113,7 @@ class _Phase:
 
 
 class _Bystander:
-    """The bystander: another tenant with normal requests."""
+    """Sends normal requests as another tenant, the bystander, and measures the answers."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -147,7 +148,7 @@ class _Bystander:
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Send requests and pings until the block ends; await open ones."""
+        """Send requests and pings until the block ends; await open answers."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 

@@ -21,7 +21,7 @@ from moorage.lab.errors import CommandError
 
 CLIENTS: Final = 4
 HELD_MAX: Final = 4
-"""Leases that one client has at a time."""
+"""Number of leases that one client has at a time."""
 SHORT_SHARE: Final = 0.2
 """Share of the workloads that end by themselves."""
 REPLY_SECONDS_MAX: Final = 60.0
@@ -31,7 +31,7 @@ Kind = Literal["lasting", "short"]
 _GONE: Final = (ConnectionClosed, InvalidHandshake, InvalidMessage, OSError, EOFError)
 """Errors of a client when the daemon is killed."""
 _FULL: Final = frozenset({"no_capacity", "policy_declined"})
-"""Codes of refusals while ending leases still hold the room."""
+"""Codes of refusals that are allowed while ending leases still hold their GPUs."""
 
 
 class LeaseStage(Enum):
@@ -40,7 +40,7 @@ class LeaseStage(Enum):
     ASKED = auto()
     """The request was sent; no answer has come."""
     HELD = auto()
-    """It was granted."""
+    """The lease was granted."""
     RELEASING = auto()
     """The release was sent; no answer has come."""
     RELEASED = auto()
@@ -65,10 +65,10 @@ class Wanted:
 
 
 class KillLoad:
-    """The clients of a whole run, across all daemons.
+    """Runs the clients of a whole run, across all daemons.
 
     Args:
-        draw: Random numbers for their decisions.
+        draw: Random numbers for the clients' decisions.
         resources: The resources of every lease.
         spec: Makes the spec of a workload.
     """
@@ -91,7 +91,7 @@ class KillLoad:
 
     @property
     def held(self) -> set[str]:
-        """Leases that must still exist: granted, not released, and with a lasting workload."""
+        """Leases that must still exist: granted, not released, and with a workload that lasts."""
         return self._held("lasting")
 
     @property
@@ -203,7 +203,7 @@ async def leases(url: str) -> dict[str, str]:
 
 
 async def fleet(url: str) -> dict[str, Any]:
-    """Return total and free capacity of the one cluster."""
+    """Return the total and free capacity of the only cluster."""
     async with connect(url, compression=None, proxy=None) as socket:
         (cluster,) = (await say(socket, {"op": "fleet"}))["data"]["clusters"]
     found: dict[str, Any] = cluster

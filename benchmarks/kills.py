@@ -41,20 +41,20 @@ from moorage_policies import catalog as shipped
 
 SEED: Final = 5
 GPUS: Final = 32
-"""GPUs of the one node, which is this machine. They are only numbers: no device need exist."""
+"""GPUs of the one node, which is this machine. The GPUs are only numbers: no device need exist."""
 CPUS: Final = 8
-"""Cores of the node. They limit the leases with containers, which start and stop slowly."""
+"""Cores of the node, which limit the leases with containers: these start and stop slowly."""
 CPU_MILLI: Final = 500
 """Thousandths of a core, for a lease with a container."""
 WHILE_STARTING: Final = 0.25
 """Share of the kills before the daemon is ready."""
 LOAD_SECONDS_MAX: Final = 1.5
-"""The other kills come within this time after it is ready."""
+"""Seconds after the daemon is ready within which the other kills come."""
 SETTLE_SECONDS_MAX: Final = 300.0
-"""How long the last daemon may take until all leases are as expected."""
+"""Maximum seconds until the last daemon has all leases as expected."""
 LOOK_SECONDS: Final = 0.05
 IMAGE: Final = "docker.io/library/busybox:stable"
-"""Image of the containers; pulled if it is missing."""
+"""Image of the containers, which is pulled if it is missing."""
 
 Category = Literal["process", "container"]
 Figures = dict[str, Any]
@@ -62,7 +62,7 @@ Figures = dict[str, Any]
 
 @dataclass(slots=True)
 class Findings:
-    """The number of faults of each kind. There should be none.
+    """The number of faults of each kind, which should be 0.
 
     Args:
         double_starts: Workloads that were started more than once.
@@ -93,7 +93,7 @@ def kills(
         times: Number of kills.
         category: Kind of the workloads: `process` or `container`.
         image: Image of the containers; None: `IMAGE`.
-        progress: Called with how far it is.
+        progress: Called with the progress, in words.
 
     Returns:
         The numbers of kills and leases, and of each of the `Findings`, which must be 0.
@@ -126,7 +126,7 @@ class _Machine:
     """Finds the workloads of a benchmark run, and those that still run. Its methods block.
 
     Args:
-        image: Image of their containers; None: they are processes.
+        image: Image of the workloads' containers; None: the workloads are processes.
     """
 
     def __init__(self, folder: Path, image: str | None) -> None:
@@ -151,7 +151,7 @@ class _Machine:
         """Return a workload that records its start, and either stays or ends by itself."""
         folder = self._shared if self._image is None else Path("/shared")
         note = f'echo "$MOORAGE_LEASE_ID" >> {folder}/starts'
-        # One of two processes hides in its own session.
+        # One of a workload's two processes hides in its own session.
         rest = "sleep 0.05" if kind == "short" else "setsid sleep 100000 & exec sleep 100000"
         spec: dict[str, Any] = {"command": ["sh", "-c", f"{note}; {rest}"], "stop_seconds": 0}
         if self._image is None:
@@ -207,7 +207,7 @@ class _Machine:
 
 
 class _Run:
-    """The daemons of a run, one after the other."""
+    """Runs the daemons of a run, one after the other, and kills them."""
 
     def __init__(self, folder: Path, machine: _Machine, progress: Callable[[str], None]) -> None:
         self._log = folder / "stderr.log"
@@ -226,7 +226,8 @@ class _Run:
         for number in range(1, times + 1):
             await self._kill_one()
             reap()
-            # Nothing is granted or stopped now, so two processes with one GPU have it at one time.
+            # No lease is granted or stopped now, so two processes with one GPU have it at the same
+            # time.
             found.shared_gpus += self._machine.shared_gpus()
             self._progress(f"{number} of {times} kills, {len(self._load.granted)} leases granted")
         with daemon(self._machine.data) as running:

@@ -30,14 +30,14 @@ from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
 BLOCKS: Final = 100
-"""Measured blocks of each kind, with and without observation; all take some four minutes."""
+"""Number of measured blocks of each kind, with and without observation; all take four minutes."""
 REQUESTS: Final = 1_000
 """Requests of each block; all are granted, and released afterwards."""
 CONNECTIONS: Final = 4
 WINDOW: Final = 8
 PERCENT_MAX: Final = 3.0
 SETTLE_SECONDS: Final = 1.5 * GATHER_SECONDS_MAX
-"""Wait after a block, so that the time for its last audit entries is measured with this block."""
+"""Seconds of wait after a block, so that its last audit entries are measured with the block."""
 _MEDIAN_ERROR: Final = 1.253 / 1.349
 """Standard error of a median, in quartile distances over the root of the number of values."""
 
@@ -59,7 +59,7 @@ def observation(
 
     Args:
         blocks: Number of blocks of each kind.
-        progress: Gets a line for each step.
+        progress: Called with a line for each step.
     """
     with_both, without = _Kind(WITH), _Kind(WITHOUT)
     with tempfile.TemporaryDirectory(prefix="moorage-") as name:

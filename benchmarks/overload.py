@@ -28,16 +28,16 @@ NODES: Final = 1_000
 GPUS_EACH: Final = 8
 CONNECTIONS: Final = 32
 WINDOW: Final = 8
-"""Requests under way per connection while the peak is measured."""
+"""Number of requests under way per connection while the peak is measured."""
 FACTOR: Final = 10
 SECONDS: Final = 5.0
 WARM_SECONDS: Final = 1.0
-"""How long each load runs before it counts."""
+"""Seconds for which each load runs before it is measured."""
 TICK_SECONDS: Final = 0.005
 RENEW_SECONDS: Final = 0.02
 POLICY: Final = "best_fit"
 FRAMES: Final = 4_096
-"""Requests that are encoded per connection; they are sent again and again."""
+"""Number of encoded requests per connection, which are sent again and again."""
 
 
 class _Load:
@@ -86,7 +86,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     load, clock = _Load(uri), partial(_clock, running.pid)
     load.holder = await connect(running.ws, ignore)
     clients = [await connect(running.ws, load.take_reply) for _ in range(CONNECTIONS)]
-    # The peak: as fast as answers come.
+    # Measure the peak: send as fast as answers come.
     number = 0
 
     def ask(client: FastClient) -> None:
@@ -112,7 +112,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     ended, _ = await asyncio.wait([offering, renewing])
     for each in ended:
         if not each.cancelled():
-            each.result()  # It failed.
+            each.result()  # Raises the error of the load.
     for client in (load.holder, *clients):
         await client.close()
     return {
@@ -128,7 +128,7 @@ async def _overload(running: Running) -> dict[str, Any]:
 
 
 def _clock(pid: int) -> float:
-    """Return the seconds until now in which the loop of a server did not wait for a core."""
+    """Return the seconds until now, without those in which the server's loop waited for a core."""
     return time.perf_counter() - read_schedule(pid)[1]
 
 
@@ -167,7 +167,7 @@ async def _renew(url: str, load: _Load, taken: list[float]) -> None:
         client.send(pack(load.ask("mine")))
         granted = await replies.get()
         if (lease := granted.lease) is None:
-            raise CommandError(f"a request was refused: {granted}")
+            raise CommandError(f"the request of the renewed lease was refused: {granted}")
         renewal = pack({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
         while True:
             started = time.perf_counter()

@@ -4,8 +4,8 @@ Every request goes through the production `Allocator`, which consults the policy
 proposes and grants or refuses, exactly as in the daemon. Socket, sandbox and ledger are left out,
 since they do not affect decisions. `moored replay` sends the same requests to a real daemon.
 
-`placement`, `packing_costs` and the tests of the shipped policies call it; `churn` uses its
-`Consulting` allocator.
+`placement`, `packing_costs` and the tests of the shipped policies call this module; `churn` uses
+its `Consulting` allocator.
 """
 
 import time
@@ -39,7 +39,7 @@ from moorage.sandbox.cell.cluster_data import ClusterData
 from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 1e9
-"""Nothing departs: the clock of a packing stands still."""
+"""Seconds of each lease: no lease ends, since the clock of a packing stands still."""
 FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
 FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
 """Refusals for a lack of room; all others are errors."""
@@ -55,8 +55,8 @@ class Packing:
 
     Attributes:
         allocated_percent: GPU milli held at the end, in percent of the fleet's.
-        allocated_percent_at_100: The same when the GPU demand that had arrived first exceeded
-            the capacity.
+        allocated_percent_at_100: GPU milli held, in percent of the fleet's, when the arrived GPU
+            demand first exceeded the capacity.
         granted: Requests that were placed.
         declined: Requests that were refused.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
@@ -80,7 +80,7 @@ class Site:
     """A cluster, the allocator of its capacity, and the data for policies.
 
     Args:
-        metrics: Its metrics document, for policies that look at live metrics.
+        metrics: The cluster's metrics document, for policies that read live metrics.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Consulting:
         site: The nodes that it allocates.
 
     Attributes:
-        answers: Answers by the number of the message; the caller removes them.
+        answers: The core's answers by the number of the message; the caller removes them.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
         seconds: Time inside `eval`, over all decisions.
     """
@@ -204,10 +204,10 @@ def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER)
     """Return a request of the trace as a request of the core.
 
     Args:
-        number: Its number in the order of arrival, which is also its name.
+        number: The request's number in the order of arrival, which is also its name.
         pod: The requested resources.
-        seed: Seed from which its own seed is derived.
-        terms: Terms of its lease.
+        seed: Seed from which the request's own seed is derived.
+        terms: Terms of the request's lease.
     """
     return Ask(
         id=RequestId(str(number)),
@@ -226,8 +226,8 @@ def packing_costs(
     """Run every shipped policy over a trace, once per seed.
 
     Args:
-        nodes: Node file of a trace; None: a made-up fleet like openb's.
-        pods: Its request file; None: made-up requests.
+        nodes: Node file of a trace; None: a generated fleet like openb's.
+        pods: Request file of the trace; None: generated requests.
         seeds: Number of seeds, from 42 on.
     """
     machines, wanted = read_trace(nodes, pods)

@@ -1,8 +1,8 @@
 """`placement`: the shipped policies compared with their published figures.
 
-The six policies of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
-protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. All use the
-production allocator (see `packing`). Takes about six seconds per run and seed.
+The six policies of "Beware of Fragmentation" (USENIX ATC'23) run over the openb traces, by the
+paper's protocol and in its orders: ten seeds, requests up to 1.3 times the capacity, of which none
+ends. All use the production allocator (see `packing`). Takes about six seconds per run and seed.
 
 For a trace without published figures, and for `expected_fill`, there is no comparison.
 """
@@ -38,7 +38,7 @@ EXPECTED_FILL: Final[dict[str, dict[str, Any]]] = {
     "expected_fill": {},
     "expected_fill_unpriced": {"prices": False},
 }
-"""Policies without published figures, with and without prices: their parameters."""
+"""Parameters of policies without published figures, with and without prices."""
 SEED: Final = 42
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
@@ -53,12 +53,12 @@ class Comparison(msgspec.Struct, frozen=True):
         trace: The trace.
         rule: Name of the shipped policy.
         published: The published mean, when 130 % of the capacity have arrived. None, like all
-            derived figures, if there is none.
-        published_deviation: Its standard deviation, over `published_runs` runs.
+            derived figures, if no mean was published.
+        published_deviation: Standard deviation of the published mean, over `published_runs` runs.
         published_at_100: The published mean when 100 % have arrived.
-        reached: Our mean at 130 %.
-        deviation: Its standard deviation, over `runs` seeds.
-        reached_at_100: Our mean at 100 %.
+        reached: The measured mean at 130 %.
+        deviation: Standard deviation of the measured mean, over `runs` seeds.
+        reached_at_100: The measured mean at 100 %.
         allowed: Allowed difference of the means.
     """
 
@@ -76,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float | None:
-        """Our mean minus the published one, in points."""
+        """The measured mean minus the published mean, in points."""
         return None if self.published is None else self.reached - self.published
 
     @property
@@ -101,11 +101,11 @@ def compare(
         pods: Request files, `pods_<trace>.csv`.
         rules: Names of published policies that ship, or of `EXPECTED_FILL`.
         seeds: Seeds of the order of nodes and requests, one run each.
-        progress: Called with what is being run.
+        progress: Called with the name of each run.
 
     Raises:
         TraceError: A file cannot be read as a trace.
-        CommandError: There is no such policy.
+        CommandError: A policy does not exist.
     """
     unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
@@ -149,14 +149,14 @@ def placement(
     rules: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the whole table: policies over all traces beside the node file, or over one.
+    """Return the table of policies over all traces beside the node file, or over one trace.
 
     Args:
         nodes: The node file.
-        pods: One request file, in the place of all beside the node file.
+        pods: A request file, in place of all request files beside the node file.
         seeds: Number of orders of nodes and requests.
-        rules: As for `compare`; empty: the six published ones.
-        progress: Called with what is being run.
+        rules: Names of policies, as for `compare`; empty: the six published policies.
+        progress: Called with the name of each run.
 
     Raises:
         CommandError: No node file is given, or its folder has no traces.
@@ -205,7 +205,7 @@ def _read_published(path: Path) -> dict[tuple[str, str], _Reference]:
 
 
 def _allowed_deviation(reference: _Reference, runs: int, deviation: float) -> float:
-    # The deviation of a single run says nothing; the published one is the better guess.
+    # The deviation of a single run says nothing; the published deviation is the better guess.
     own = (deviation if runs > 1 else reference.deviation) ** 2 / runs
     return max(POINTS_ALLOWED, 2 * sqrt(reference.deviation**2 / reference.runs + own))
 

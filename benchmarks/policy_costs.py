@@ -35,11 +35,11 @@ POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
     "fgd_learning": ("fgd", False, {}),
     "expected_fill_learning": ("expected_fill", False, {}),
 }
-"""Figure: the policy, whether it gets the trace's typical requests, its parameters."""
+"""For each figure: the policy, whether it gets the trace's typical requests, its parameters."""
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0
-"""Time limit of one decision; the sandbox gives up much earlier."""
+"""Maximum seconds of one decision; the sandbox gives up much earlier."""
 _NOW: Final = 0.0
 
 
@@ -48,7 +48,7 @@ class Cost:
     """The result of one policy.
 
     Attributes:
-        seconds: From each consultation to its proposal.
+        seconds: Seconds from each consultation to its proposal.
         cpu_seconds: CPU time of the sandbox's processes, from the first request to the last.
         allocated_percent: GPU milli held at the end, in percent of the fleet's.
     """
@@ -113,7 +113,7 @@ async def _cost(
 
 
 class _NoServices:
-    """The services of a sandbox whose policies call no client and read no documents."""
+    """Serves a sandbox whose policies call no client and read no documents."""
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
@@ -131,8 +131,8 @@ class JailedSite:
     """A site whose allocator consults a shipped policy in a cell.
 
     Args:
-        parameters: Parameters in place of its defaults.
-        site: Where requests are placed.
+        parameters: Parameters in place of the policy's defaults.
+        site: The site on which requests are placed.
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Any], site: Site) -> None:

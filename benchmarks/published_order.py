@@ -18,22 +18,23 @@ from moorage.lab.trace import TraceNode, TracePod
 _LENGTH: Final = 607
 _TAP: Final = 273
 _WARM_UP: Final = 7_800_000_000_000
-"""Steps of the generator from seed 1 to the state with which every other seed is mixed."""
+"""Number of steps from seed 1 to the generator's state with which every other seed is mixed."""
 _MERSENNE: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
 _MULTIPLIER: Final = 48_271
 _DEFAULT_SEED: Final = 89_482_311
-"""Replaces the seed 0, all multiples of which are 0."""
+"""The seed that replaces 0, all multiples of which are 0."""
 _THROWN_AWAY: Final = 20
 _DRAWS_OF_WATCHES: Final = 10
-"""The simulator's ten watches of its API draw one timeout each, before the nodes are numbered."""
+"""Number of draws before the nodes are numbered: each of the simulator's watches draws a
+timeout."""
 
 
 class GoRandom:
     """Go's generator `rand.New(rand.NewSource(seed))`, with the methods needed here.
 
-    An additive lagged Fibonacci generator of Mitchell and Reeds: each draw is the sum, modulo
-    2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
+    This is an additive lagged Fibonacci generator of Mitchell and Reeds: each draw is the sum,
+    modulo 2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
 
     Args:
         seed: Seed as in Go: 64 bits, signed.
@@ -95,17 +96,17 @@ def read_published_order(
 ) -> tuple[list[TracePod], dict[str, str]]:
     """Return the requests in the order of a published run, and its names of the nodes.
 
-    As `lab.trace.arrivals` and `lab.trace.permuted_names`, in the order of the simulator's draws.
-    Its watches draw in separate threads. Ten draws before the nodes are numbered reproduce the
-    published means (all 30 within 0.1 points, except `random`), but the simulator does not
-    guarantee that.
+    This draws like `lab.trace.arrivals` and `lab.trace.permute_names`, but in the simulator's
+    order. The simulator's watches draw in separate threads. Ten draws before the nodes are numbered
+    reproduce the published means (all 30 within 0.1 points, except `random`), but the simulator
+    does not guarantee that.
 
     Args:
         pods: The trace.
         nodes: The cluster.
         capacity_milli: GPU milli of all nodes together.
         arrive: GPU demand to reach, as a multiple of the capacity.
-        seed: Of the run: 42 to 51 were published.
+        seed: Seed of the run: 42 to 51 were published.
     """
     draws = GoRandom(seed)
     draws.int63()  # The simulator logs the first.

@@ -1,7 +1,7 @@
 """`query`: the cost of a query over ten thousand clusters, as a multiple of the cost over 100.
 
-Every query has the same hits in both. Its columns exist already, and its time includes parsing. The
-limit of the project is 20.
+Every query has the same hits in both fleets. The query's columns exist already, and its time
+includes parsing. The limit of the project is 20.
 """
 
 import random
@@ -116,7 +116,7 @@ def _index(clusters: int) -> DocumentIndex:
 def _time(
     call: Callable[[DocumentIndex], Sequence[object]], index: DocumentIndex
 ) -> tuple[float, float, int]:
-    """Return the seconds of the first run, which builds columns, and of the best; and the hits."""
+    """Return the seconds of the first run, which builds columns, of the best run, and the hits."""
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -47,7 +47,7 @@ WAITERS_MOST: Final = 100_000
 NODES_FEW: Final = 1_250
 NODES_MANY: Final = 125_000
 TIMES: Final = 9
-"""Events of each kind; the median counts."""
+"""Number of events of each kind, of which the median counts."""
 POLICY: Final = PolicyRef("bench:1.0", "digest")
 OWNER: Final = SessionId("owner")
 
@@ -58,14 +58,14 @@ WARM_PAIRS: Final = 200
 
 
 class _Queue:
-    """A core with a full fleet and waiting requests."""
+    """Plays events on a core with a full fleet and waiting requests."""
 
     def __init__(self, nodes: int, waiters: int) -> None:
         self.core, self.now, self._numbered = Allocator(), 0.0, 0
         gpus = tuple(Gpu(str(number), "A100", 81920) for number in range(GPUS_EACH))
         machines = (Node(NodeId(f"n{n:06d}"), 64_000, 256_000, gpus) for n in range(nodes))
         self.step(ClusterSeen(Cluster(ClusterId("c"), tuple(machines))))
-        # One lease takes a whole node, except on the first node: each of its GPUs has a lease.
+        # Each lease takes a whole node, except on the first node, whose GPUs have a lease each.
         self.held = [self._grant(1, 0, [str(gpu)]) for gpu in range(GPUS_EACH)]
         for node in range(1, min(nodes, NODES)):
             self._grant(GPUS_EACH, node, [str(gpu) for gpu in range(GPUS_EACH)])
@@ -86,7 +86,7 @@ class _Queue:
             demand=Demand(gpus=gpus, cpu_milli=cpu),
             terms=LeaseTerms(ttl_seconds=1e6, wait_seconds=wait),
             inputs={"number": number},
-            token_digest="digest",  # noqa: S106  # It belongs to no token.
+            token_digest="digest",  # noqa: S106  # The digest of no token.
         )
 
     def _grant(self, gpus: int, node: int, devices: list[str]) -> RequestId:
@@ -184,7 +184,7 @@ def _seconds(event: Callable[[], object], times: int = TIMES) -> float:
 
 
 def measure_explanations() -> dict[str, Any]:
-    """Measure a grant without reasons, and a grant with reasons as a multiple of that."""
+    """Measure a grant without reasons, and a grant with reasons as a multiple of the first."""
     with daemon() as running, connect(running.ws, proxy=None) as socket:
         uri = asyncio.run(prepare(running))
         pairs = [(_grant(socket, uri), _grant(socket, uri, explain=True)) for _ in range(PAIRS)]

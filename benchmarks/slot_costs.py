@@ -16,7 +16,7 @@ INSTANCES_FEW: Final = 100
 INSTANCES_MANY: Final = 10_000
 SLOTS_EACH: Final = 8
 ROUNDS: Final = 10
-"""Turns of each pool; the quickest counts, since noise only adds time."""
+"""Turns of each pool; the quickest turn counts, since noise only adds time."""
 PAIRS: Final = 2_000
 """Checkouts, each with its checkin, of one turn."""
 OPERATIONS: Final = 1_000_000
@@ -24,7 +24,7 @@ SEED: Final = 42
 
 
 def slots() -> dict[str, Any]:
-    """Measure a checkout among ten thousand instances, as a multiple of one among a hundred.
+    """Measure a checkout among ten thousand instances, as a multiple of a checkout among a hundred.
 
     Raises:
         CommandError: The operations did not conserve every slot.
@@ -69,10 +69,10 @@ def churn(operations: int, seed: int) -> int:
     """Check out and in at random, whole slots and shares, until all slots are back.
 
     Returns:
-        The checkouts that were granted.
+        The number of checkouts that were granted.
 
     Raises:
-        CommandError: The pool has changed.
+        CommandError: The operations have changed the pool.
     """
     draw = random.Random(seed)
     rows = [{"id": str(number), "slots": 1 + number % 4} for number in range(INSTANCES_FEW)]

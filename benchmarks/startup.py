@@ -35,15 +35,15 @@ from moorage.testing.daemon_process import daemon
 
 HISTORY_FACTS: Final = 1_000_000
 CHECKPOINT_FACTS: Final = 20_000
-"""The daemon's default: the facts to replay are as many as possible."""
+"""The daemon's default number of facts between two checkpoints, the most that a start replays."""
 BATCH_FACTS: Final = 5_000
 HELD_LEASES: Final = 1_000
 STARTS: Final = 3
-"""Starts of each kind; the quickest counts, since noise only adds time."""
+"""Starts of each kind; the quickest start counts, since noise only adds time."""
 
 
 def startup() -> dict[str, Any]:
-    """Measure the start with a million facts in the history, compared with an empty ledger."""
+    """Measure a start with a million facts in the history, and a start on an empty ledger."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         empty, full = Path(folder) / "empty", Path(folder) / "full"
         full.mkdir()
@@ -51,7 +51,7 @@ def startup() -> dict[str, Any]:
         empties, fulls = [], []
         for _ in range(STARTS):
             empties.append(_start_seconds(empty))
-            # A clean stop writes a checkpoint; this copy has the most facts after it.
+            # A clean stop writes a checkpoint; this copy has the most facts after a checkpoint.
             fulls.append(_start_seconds(_copy(full, Path(folder) / "copy")))
     return {
         "facts": HISTORY_FACTS,

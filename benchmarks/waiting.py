@@ -8,8 +8,8 @@ the daemon's queue, and strictly: then no job starts before the job ahead of it.
 - largest: jobs with more GPUs have the higher priority.
 - fair_share: jobs of the virtual cluster with the fewest GPUs first; each is a tenant.
 
-The priorities are played with preemption, too: a job that has run for an hour gives way to one with
-more GPUs. It loses its work, and requests its whole time again.
+The priorities are played with preemption, too: a job that has run for an hour gives way to a job
+with more GPUs. The job then loses its work, and requests its whole time again.
 
 Trace: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads",
 USENIX ATC 2019 (Microsoft Philly).
@@ -54,14 +54,14 @@ LOAD: Final = 0.9
 RULE: Final = "best_fit"
 ORDERS: Final = ("first_come", "largest", "fair_share")
 Way = Literal["backfill", "strictly", "preemption"]
-"""With backfill, without, or with backfill and preemption."""
+"""How a queue is played: with backfill, without it, or with backfill and preemption."""
 WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
     "first_come": ("backfill", "strictly"),
     "largest": ("backfill", "strictly", "preemption"),
     "fair_share": ("backfill", "strictly"),
 }
 RUNTIME_SECONDS_MIN: Final = 3_600.0
-"""How long a job runs before it may have to give way."""
+"""Seconds for which a job runs before it may be preempted."""
 DAY_SECONDS: Final = 86_400.0
 WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
 
@@ -73,9 +73,9 @@ class Played:
     Attributes:
         waits: Seconds from submission to lease, by the job's number.
         utilisation_percent: GPU seconds held while jobs arrived, in percent of the fleet's.
-        contended: GPU seconds that each virtual cluster held while all of them waited.
+        contended: GPU seconds that each virtual cluster held while all virtual clusters waited.
         lost_gpu_hours: GPU hours of work that preempted jobs lost.
-        seconds: How long the run took.
+        seconds: Duration of the run, in seconds.
     """
 
     waits: dict[int, float] = field(default_factory=dict[int, float])
@@ -97,9 +97,9 @@ def waiting(
     Args:
         pods: The trace: `timestamp`, `duration` in seconds, `num_gpus`, `cluster`.
         load: GPU seconds that the jobs request, as a part of the fleet's.
-        rule: The shipped policy that places them.
+        rule: The shipped policy that places the jobs.
         draw: Files for a picture, `.png` or `.svg`.
-        progress: Called with what is being run.
+        progress: Called with the name of each run.
 
     Raises:
         CommandError: The trace is missing or cannot be read, or it asks for no GPUs.
@@ -129,12 +129,12 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
     """Play arrivals, waits and ends of the jobs under one queue order.
 
     Args:
-        jobs: In the order of their submission.
-        nodes: How many the fleet has.
-        rule: The shipped policy that places them.
+        jobs: The jobs in the order of their submission.
+        nodes: Number of nodes of the fleet.
+        rule: The shipped policy that places the jobs.
         order: One of `ORDERS`.
-        way: Whether a later job may start first if it delays none ahead of it, and whether jobs
-            give way to those of higher priority.
+        way: Whether a later job may start first if it delays no job ahead of it, and whether jobs
+            give way to jobs of higher priority.
 
     Raises:
         ValueError: A job was refused.
@@ -150,7 +150,7 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
 
 
 class _Running:
-    """One run in progress."""
+    """Plays one run of the jobs."""
 
     def __init__(self, jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way) -> None:
         site = fleet_of(nodes)
@@ -194,7 +194,7 @@ class _Running:
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:
-        """Return the sort key of tenants of waiting jobs: the smallest is next."""
+        """Return the sort key of a waiting job's tenant: the smallest key is next."""
         return (-self._priority(self._jobs[number]), number)
 
     def tenant(self, number: int) -> str:
@@ -230,7 +230,7 @@ class _Running:
         self._wants[job.cluster] -= sign > 0
 
     def _pass(self, now: float) -> None:
-        """Sum the GPU time of each virtual cluster while all of them want more GPUs."""
+        """Sum the GPU time of each virtual cluster while all virtual clusters want more GPUs."""
         if all(self._wants.values()):
             for cluster, gpus in self._has.items():
                 self.contended[cluster] += gpus * (now - self._at)
@@ -270,7 +270,7 @@ def _number(request: RequestId) -> int:
 
 
 class _Line:
-    """Jobs that reach the allocator only when they fit, so that none overtakes the first one."""
+    """Holds back jobs from the allocator until they fit, so that no job overtakes the first."""
 
     def __init__(self, running: _Running) -> None:
         self._running = running

@@ -17,17 +17,17 @@ GPUS_EACH: Final = 8
 """GPUs of a node; a larger job takes several whole nodes."""
 WAIT_SECONDS: Final = 1e9
 SIZES: Final = (1, 2, 4, 8)
-"""Limits of the groups of jobs by GPUs: each group begins at one of these."""
+"""Groups of jobs by GPUs: each group begins at one of these numbers."""
 
 
 class Job(NamedTuple):
     """One job of the trace.
 
     Args:
-        at: When it was submitted, in seconds since the first one.
-        seconds: How long it ran.
-        gpus: Number of its GPUs.
-        cluster: Its virtual cluster.
+        at: When the job was submitted, in seconds since the first job.
+        seconds: How long the job ran.
+        gpus: Number of GPUs of the job.
+        cluster: The job's virtual cluster.
     """
 
     at: float
@@ -40,7 +40,7 @@ def read_jobs(path: Path) -> list[Job]:
     """Return the jobs of a trace in the order of their submission.
 
     Raises:
-        CommandError: A row cannot be read, or there is no row.
+        CommandError: A row cannot be read, or the file has no rows.
     """
     found: list[Job] = []
     try:
@@ -64,7 +64,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def nodes_for(jobs: Sequence[Job], load: float) -> int:
-    """Return the number of nodes for this load, enough for the largest job."""
+    """Return the number of nodes for a load of jobs, enough for the largest job."""
     wanted = sum(job.gpus * job.seconds for job in jobs)
     span = max(jobs[-1].at, 1.0)
     largest = max(needs(job.gpus).nodes for job in jobs)
@@ -85,6 +85,6 @@ def policy_of(name: str) -> Rule:
 
 
 def needs(gpus: int) -> Demand:
-    """Return the demand of a job with a number of GPUs."""
+    """Return the demand on each node of a job with a number of GPUs."""
     nodes = ceil(gpus / GPUS_EACH)
     return Demand(gpus=ceil(gpus / nodes), nodes=nodes)

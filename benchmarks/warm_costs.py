@@ -23,7 +23,7 @@ from moorage_policies import catalog as shipped
 STARTS: Final = 20
 """Timed workloads: as many cold starts as warm takeovers."""
 NEWS_SECONDS_MAX: Final = 60.0
-"""How long the daemon may take for its next message."""
+"""Maximum seconds that the daemon may take for its next message."""
 PROCESS: Final = {"command": ["sleep", "100000"]}
 SERVICE: Final = {
     "category": "service",

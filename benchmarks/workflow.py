@@ -25,9 +25,9 @@ from moorage_client.workflow import (
 NODES: Final = 10_000
 NODES_MANY: Final = 100_000
 LAYERS: Final = 100
-"""Layers of `layered`, and nodes of each layer; each node depends on the whole previous layer."""
+"""Number of layers of `layered`, and of nodes per layer, which depend on the previous layer."""
 ROUNDS: Final = 3
-"""Runs of each kind, in turns; the quickest counts, since noise only adds time."""
+"""Runs of each kind, in turns; the quickest run counts, since noise only adds time."""
 _NEED: Final = ResourceRequirements.cpu(1)
 
 
@@ -35,10 +35,10 @@ def workflow() -> dict[str, Any]:
     """Measure both executors on a chain and a layered graph, and how their cost grows.
 
     Figures named `KIND_SHAPE_to_futures` are seconds per node, as multiples of the baseline's per
-    task. `async` runs coroutine functions; `async_plain` runs plain ones, each with a change of
-    threads. `growth` is the CPU time for `NODES_MANY` divided by that for `NODES`, divided by the
-    growth of n log n: at most 1 is n log n or better. `wide` is a graph without edges. Few and many
-    take turns, so that a slow phase of the machine meets both.
+    task. `async` runs coroutine functions; `async_plain` runs plain functions, each with a change
+    of threads. `growth` is the CPU time for `NODES_MANY` divided by that for `NODES`, divided by
+    the growth of n log n: at most 1 is n log n or better. `wide` is a graph without edges. Few and
+    many take turns, so that a slow phase of the machine meets both.
     """
     figures: dict[str, Any] = {"nodes": NODES, "nodes_many": NODES_MANY}
     for shape, dag in (("chain", _chain(NODES)), ("layered", _make_layers(LAYERS))):
@@ -127,7 +127,7 @@ def _wide(nodes: int) -> DAG:
 
 
 def _make_layers(layers: int) -> DAG:
-    """Return `layers` layers with as many nodes each; a node depends on all of the layer before."""
+    """Return `layers` layers of as many nodes; a node depends on all nodes of the layer before."""
     rows = [range(row * layers, (row + 1) * layers) for row in range(layers)]
     following = [list(after) for after in rows[1:] for _ in range(layers)]
     return DAG([str(number) for number in range(layers**2)], [*following, *[[]] * layers])

@@ -31,13 +31,13 @@ from moorage.commands.options import JsonFlag
 from moorage.lab.errors import CommandError
 
 ANSWERS_BETWEEN: Final = 30
-"""Answers before a fault and after it."""
+"""Number of answers that must come before each fault, and after it."""
 DATABASE_MEBIBYTES: Final = 1024
-"""Size of the disk of the database and its standby."""
+"""Mebibytes of the disk of the database and its standby."""
 FULL: Final = 0 if os.getuid() else 2
 """Default number of disks to fill; only root can make small disks."""
 SHOWN: Final = 5
-"""Violations of a law that are printed."""
+"""Maximum violations of a law that are printed."""
 
 Nemesis = Callable[[ServerPair, ServerSeat, Callable[[], Awaitable[None]]], Awaitable[None]]
 NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
@@ -54,11 +54,11 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "server's disk full": (ServerPair.fill_folder, True),
     "database's disk full": (ServerPair.fill_database, True),
 }
-"""Faults of the leading server; whether another server then leads, and the old one ends."""
+"""Faults of the leading server, and whether another server then leads and the old leader ends."""
 
 
 class FaultRun:
-    """One run: its history, and the times of its faults."""
+    """Records one run: its history, and the times of its faults."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -133,7 +133,7 @@ async def play(
 
 
 def _check(counts: Mapping[str, int]) -> Path:
-    """Return the folder of PostgreSQL's programs, if all programs for these faults exist."""
+    """Return the folder of PostgreSQL's programs; refuse if a program for the faults is missing."""
     programs = find_programs()
     if programs is None:
         raise CommandError("PostgreSQL is not installed: apt-get install postgresql")

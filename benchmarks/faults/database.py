@@ -43,13 +43,14 @@ def free_port() -> int:
 
 
 class PostgresServer:
-    """A PostgreSQL in a folder; each call of `database()` creates a new database.
+    """Runs a PostgreSQL in a folder; each call of `database()` creates a new database.
 
     Args:
-        folder: Folder of the server. Its user needs access, and a socket's path must be short.
+        folder: Folder of the server, with a short path for its socket; the server's user needs
+            access.
 
     Attributes:
-        folder: The same folder.
+        folder: Folder of the server.
         port: Port on loopback.
     """
 
@@ -96,7 +97,7 @@ class PostgresServer:
         """Create the database files, and start the server."""
         self.run("initdb", "-D", str(self.folder / self._data), *_INITDB)
         with (self.folder / self._data / "postgresql.conf").open("a") as file:
-            # A kill of processes loses nothing without a sync.
+            # Without syncs, a kill of processes loses nothing.
             file.write(
                 f"listen_addresses='127.0.0.1'\nport={self.port}\nfsync=off\n"
                 f"full_page_writes=off\nunix_socket_directories='{self.folder}'\n"
@@ -174,7 +175,7 @@ class PostgresServer:
             with contextlib.suppress(psycopg.OperationalError):  # The server recovers.
                 self.execute("SELECT 1")
                 return
-            time.sleep(_PAUSE_SECONDS)  # Nothing tells when it has recovered.
+            time.sleep(_PAUSE_SECONDS)  # The server sends no event when it has recovered.
 
     @contextlib.contextmanager
     def pooler(self, mode: str) -> Iterator[int]:
@@ -197,7 +198,7 @@ class PostgresServer:
                         socket.create_connection(("127.0.0.1", port)),
                     ):
                         break
-                    time.sleep(_PAUSE_SECONDS)  # Nothing tells when it listens.
+                    time.sleep(_PAUSE_SECONDS)  # PgBouncer sends no event when it listens.
                 yield port
             finally:
                 running.terminate()
@@ -215,7 +216,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def running_postgres(programs: Path, disk_mebibytes: int = 0) -> Iterator[PostgresServer]:
-    """Run a PostgreSQL until the block ends, on a disk of its own if the size of one is given."""
+    """Run a PostgreSQL until the block ends, on a disk of its own if its size is given."""
     with contextlib.ExitStack() as stack:
         # The path of a socket must be short.
         place = tempfile.TemporaryDirectory(prefix="moorage-pg-", dir="/tmp")

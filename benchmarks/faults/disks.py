@@ -1,4 +1,4 @@
-"""Small disks in memory, which tests can fill. Only root can make one."""
+"""Makes small disks in memory, which tests can fill. Only root can make a disk."""
 
 import contextlib
 import subprocess

@@ -1,6 +1,7 @@
-"""The answers to clients, and the laws that check them. Pure: tests check it with broken answers.
+"""The answers to clients, and the laws that check them.
 
-All times are of the monotonic clock of the clients' process.
+The laws do no I/O: tests check them with broken answers. All times are of the monotonic clock of
+the clients' process.
 """
 
 import itertools
@@ -19,7 +20,7 @@ class AcknowledgedGrant(NamedTuple):
     Args:
         key: Idempotency key of the request.
         gpus: Cluster, node and number of each of its GPUs.
-        server: The process that answered; empty where that is not known.
+        server: The process that answered; empty if unknown.
         sent_at: When the request was first sent.
         answered_at: When the answer arrived.
     """
@@ -47,7 +48,7 @@ class FaultHistory:
     """The requests and answers of all clients of a run, and the state of the last server.
 
     Args:
-        sent: Keys of all requests, and when each was sent.
+        sent: When each request was first sent, by its key.
         grants: The grants, in the order of the answers; a request that is sent again has several.
         released_at: When the release of each lease was first sent.
         releases: Answered releases.
@@ -81,8 +82,8 @@ class FaultHistory:
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
     """Return the longest time without an answer between two moments; `times` are sorted.
 
-    It begins with the last answer before the first moment, and ends with the first answer after the
-    second moment, as a client sees a takeover.
+    The time begins with the last answer before the first moment, and ends with the first answer
+    after the second moment, as a client sees a takeover.
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]
@@ -124,7 +125,7 @@ def find_unanswered_leases(history: FaultHistory) -> list[str]:
 
 
 def fencing_out_of_order(history: FaultHistory) -> list[str]:
-    """Find fencing numbers that repeat, or that do not exceed those answered before the request."""
+    """Find fencing numbers that repeat, or do not exceed those answered before the request."""
     first = history.first_grants()
     found = []
     by_number: dict[int, str] = {}
@@ -159,7 +160,7 @@ def find_forgotten_requests(history: FaultHistory) -> list[str]:
 
 
 def leases_beside_keys(history: FaultHistory) -> list[str]:
-    """Find idempotency keys with two leases, and leases with two keys."""
+    """Find idempotency keys that got two leases, and leases that belong to two keys."""
     pairs = {(each.key, each.lease) for each in history.grants}
     return [*_repetitions(key for key, _ in pairs), *_repetitions(lease for _, lease in pairs)]
 

@@ -17,14 +17,14 @@ from moorage_client import Client
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 HELD_MAX: Final = 2
-"""Leases of one client. With fewer GPUs than leases, some clients wait."""
+"""Maximum leases of one client. With fewer GPUs than leases, some clients wait."""
 TTL_SECONDS: Final = 900.0
 WAIT_SECONDS: Final = 600.0
 REPEATED: Final = 0.2
 """Share of the requests that are sent once more after their answer."""
 RECONNECT_SECONDS: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 60.0
-"""A request without an answer after these seconds is forgotten or lost."""
+"""Seconds after which a request without an answer counts as forgotten or lost."""
 
 
 class LoadStalled(Exception):  # noqa: N818  # It names what happened.
@@ -33,15 +33,15 @@ class LoadStalled(Exception):  # noqa: N818  # It names what happened.
 
 @dataclass(frozen=True)
 class Target:
-    """The requests of the clients.
+    """The servers that clients call, and what the clients request.
 
     Args:
-        urls: Of the servers, separated by commas.
-        policy: Name and tag.
+        urls: The URLs of the servers, separated by commas.
+        policy: Name and tag of the policy.
         clusters: Ids of the clusters to choose from; empty: all.
-        gpus: Of each lease.
+        gpus: Number of GPUs of each lease.
         name_server: Returns the process that now has an address.
-        alone: Whether there are no other clients.
+        alone: Whether the servers have no other clients.
     """
 
     urls: str
@@ -53,7 +53,7 @@ class Target:
 
 
 class Load:
-    """A number of clients, each a task.
+    """Runs a number of clients, each in its own task, and records their history.
 
     Attributes:
         history: The answers that the clients saw.
@@ -100,7 +100,7 @@ class Load:
         """Wait for `more` answers from processes other than `of_other_than`.
 
         Raises:
-            LoadStalled: They do not come.
+            LoadStalled: The answers do not come in time.
         """
 
         def count() -> int:
@@ -146,7 +146,7 @@ class Load:
         self.history.sent.setdefault(key, begun)
         while True:
             before = client.url
-            with contextlib.suppress(ConnectionFailed, Timeout):  # Its user sends a new request.
+            with contextlib.suppress(ConnectionFailed, Timeout):  # The client sends a new request.
                 answer = await client.ask(
                     self._target.policy,
                     clusters=self._target.clusters or None,
@@ -187,7 +187,7 @@ class Load:
         await self._tell(server)
 
     def _server(self, before: str, after: str) -> str:
-        """Return the process that answered, if the client had one address all the time."""
+        """Return the process that answered, or "" if the client changed its address meanwhile."""
         return self._target.name_server(after) if before == after else ""
 
     async def _tell(self, server: str) -> None:

@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 Way = Literal["there", "back"]
 WAYS: Final[tuple[Way, Way]] = ("there", "back")
-"""To the target, and from it."""
+"""The two directions of traffic: to the target, and from it."""
 
 
 class Proxy:
-    """Passes bytes to a port. During a partition, it holds them back, and passes them on later.
+    """Passes bytes to a port; during a partition, holds the bytes back, and passes them on later.
 
     Attributes:
         target: The target port; may be changed.

@@ -30,22 +30,22 @@ GPUS_A_NODE: Final = 4
 CLUSTER: Final = "faults"
 POLICY: Final = "first_fit:1.0-stable"
 RESTART_SECONDS: Final = 0.3
-"""Pause between the end of a server and its next start, as with a supervisor."""
+"""Seconds between the end of a server and its next start, as with a supervisor."""
 LOOK_SECONDS: Final = 0.02
 SETTLE_SECONDS_MAX: Final = 90.0
-"""Longest time for a server to lead, to end, or to start again."""
+"""Maximum seconds for a server to lead, to end, or to start again."""
 SKEWED_CLOCK: Final = Path(__file__).with_name("skewed_clock")
-"""For PYTHONPATH."""
+"""The folder on PYTHONPATH that shifts the calendar of a server."""
 SKEW_SECONDS_MAX: Final = 300.0
-"""Less than the requests' wait, even if two clocks differ by this."""
+"""Largest shift of a clock: even twice this is less than requests may wait."""
 FOLDER_MEBIBYTES: Final = 64
-"""Size of a disk for the folder of one server."""
+"""Mebibytes of a disk for the folder of one server."""
 CUT_OFF_SECONDS: Final = (0.5, 2.5)
-"""How long clients do not reach the server that leads."""
+"""Least and most seconds for which clients do not reach the server that leads."""
 
 
 class ServerSeat:
-    """The place of a server: its addresses stay the same when its process is replaced.
+    """Runs servers at one place, whose addresses stay the same when its process is replaced.
 
     Args:
         name: Name of its folder and log.
@@ -54,10 +54,10 @@ class ServerSeat:
     Attributes:
         process: The running process.
         generation: Number of servers that became ready here.
-        folder: Its data folder.
-        http: Address of its HTTP services.
-        clients: The proxy in front of it.
-        database: The proxy between it and the database.
+        folder: The servers' data folder.
+        http: Address of the servers' HTTP services.
+        clients: The proxy between clients and the server.
+        database: The proxy between the server and the database.
     """
 
     def __init__(
@@ -169,15 +169,15 @@ class ServerSeat:
 
 
 class ServerPair:
-    """Two seats and a database, with the faults that hit them.
+    """Runs servers at two seats on one database, and plays faults on them.
 
     Args:
-        postgres: The database; it runs.
+        postgres: The running database.
         draw: Random numbers for the details of faults.
         small_disks: Whether each server's folder is on its own small disk.
 
     Attributes:
-        seats: As above.
+        seats: The two seats.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ServerPair:
         """Wait until one server leads and the other stands by; return both.
 
         Raises:
-            CommandError: They do not reach these roles in time.
+            CommandError: The servers do not reach these roles in time.
         """
         a, b = self.seats
         end = time.monotonic() + SETTLE_SECONDS_MAX
@@ -385,7 +385,7 @@ def read_grants(address: str) -> list[int]:
 
     Raises:
         LedgerCorrupt: The ledger is not whole.
-        StorageError: It cannot be read.
+        StorageError: The ledger cannot be read.
     """
     from moorage.core.state.facts import Granted  # noqa: PLC0415  # With the extra.
     from moorage.ledger.codec import unseal  # noqa: PLC0415  # As above.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers [NAME…]`: Moorage beside its peers, on one machine."""
+"""`python -m benchmarks.peers [NAME…]`: measures Moorage and its peers on one machine."""
 
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""Dask's semaphore: the scheduler counts leases in its memory."""
+"""The peer Dask: in its semaphore, the scheduler counts leases in memory."""
 
 import asyncio
 import contextlib

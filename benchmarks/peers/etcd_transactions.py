@@ -1,4 +1,4 @@
-"""etcd: a lease and a create-if-absent transaction for each GPU, in random order."""
+"""The peer etcd: a lease and a create-if-absent transaction for each GPU, in random order."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ Value = int | bytes
 
 
 def encode(*fields: tuple[int, Value]) -> bytes:
-    """Return a message of Protocol Buffers with these numbered fields."""
+    """Return a message of Protocol Buffers with the given fields, by number."""
     return b"".join(
         _varint(number << 3) + _varint(value)
         if isinstance(value, int)
@@ -122,7 +122,7 @@ class _Session:
         create = encode((1, _PREFIX), (2, _AFTER_PREFIX), (5, 0))  # No puts.
         await stream.write(encode((1, create)))
         try:
-            await stream.read()  # It watches.
+            await stream.read()  # From this answer on, the watch is active.
             booking = await self.place()
             while booking is None:
                 parked.set()

@@ -1,4 +1,4 @@
-"""kube-scheduler: the peer creates a pod and watches where it is bound; etcd syncs."""
+"""The peer kube-scheduler: the client creates a pod and watches where it is bound; etcd syncs."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Kueue: the peer creates a Workload and watches when it is admitted; etcd syncs.
+"""The peer Kueue: the client creates a Workload and watches when it is admitted; etcd syncs.
 
 The minimal manager of Kueue's own performance tests runs: the scheduler and the controllers of
 queues, without webhooks. One ClusterQueue has the whole fleet as its quota.
@@ -55,7 +55,7 @@ def workload_of(name: str) -> JsonObject:
 
 
 def queues_of(nodes: Nodes) -> list[tuple[str, JsonObject]]:
-    """Return a queue with a quota for all nodes, and its other objects, by path."""
+    """Return the objects of a queue with a quota for all nodes, each with its API path."""
     amounts = {
         "cpu": f"{sum(node.cpu_milli for node in nodes)}m",
         "memory": f"{sum(node.memory_mib for node in nodes)}Mi",

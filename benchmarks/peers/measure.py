@@ -1,7 +1,8 @@
 """Measures every peer by the same protocol.
 
-Single requests, one after the other; a closed loop; a fill to the last GPU; on the full fleet, a
-request that waits for another client's release. No GPU may be booked twice at any time.
+A peer gets single requests, one after the other; requests in a closed loop; requests until the last
+GPU is taken; and on the full fleet a request that waits for another client's release. No GPU may be
+booked twice at any time.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ STEP_SECONDS_MAX: Final = 240.0
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run of one peer.
+    """The figures of one run of one peer.
 
     Args:
         load: Load of the machine before the run: mean number of processes in the last minute.
@@ -52,8 +53,8 @@ async def measure(peer: Peer, nodes: Nodes) -> Figures:
     """Run a peer through the protocol.
 
     Raises:
-        CommandError: The peer failed, its server ended, it booked a GPU twice, or did not fill the
-            fleet.
+        CommandError: The peer failed, its server ended, or the peer booked a GPU twice or did not
+            fill the fleet.
     """
     try:
         async with peer.run(nodes) as session, while_serving(session.pids):
@@ -127,8 +128,8 @@ async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float
         parked = asyncio.Event()
         waiting = asyncio.ensure_future(session.wait(parked))
         await parked.wait()
-        # The time until the request is in the peer's queue; it varies, to meet all moments of a
-        # polling peer.
+        # The time until the request is in the peer's queue; the pause varies, so that it meets all
+        # moments of a polling peer.
         await asyncio.sleep(PARK_SECONDS * (1 + number % 7 / 3))
         started = time.perf_counter()
         released = asyncio.ensure_future(session.release(held.pop(number)))

@@ -1,4 +1,4 @@
-"""Moorage: `fgd` in a jailed cell, over eight sockets, with a synced ledger."""
+"""Moorage itself: `fgd` in a jailed cell, over eight sockets, with a synced ledger."""
 
 import asyncio
 import contextlib

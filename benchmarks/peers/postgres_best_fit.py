@@ -1,4 +1,4 @@
-"""PostgreSQL, a row per node: one statement takes the fullest node with room, and a GPU of it."""
+"""The peer PostgreSQL with a row per node: a statement takes a GPU of the fullest usable node."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +16,7 @@ create table lease (
     fencing bigint primary key, node int, device bigint, cpu int, memory int, until timestamptz
 );
 """
-# `free` has a bit for each GPU: the lowest is taken. `best` returns the row as it was locked.
+# `free` has a bit for each GPU, of which the lowest is taken. `best` is the row when it was locked.
 _BOOK: Final = f"""
 with best as (
     select id, name, free & -free as device from node

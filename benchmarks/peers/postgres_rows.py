@@ -1,4 +1,4 @@
-"""PostgreSQL, a row per GPU: `FOR UPDATE SKIP LOCKED` takes any free row, `LISTEN` waits."""
+"""The peer PostgreSQL with a row per GPU: `FOR UPDATE SKIP LOCKED` takes a row, `LISTEN` waits."""
 
 import contextlib
 from collections.abc import AsyncIterator

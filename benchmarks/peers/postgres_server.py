@@ -1,4 +1,4 @@
-"""A PostgreSQL with default settings, which syncs each commit before it answers."""
+"""Runs a PostgreSQL with default settings, which syncs each commit before it answers."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _PROGRAMS: Final = "/usr/lib/postgresql/*/bin/"
 
 
 def version() -> str | None:
-    """Return the version of the server, if its Python client is installed, too."""
+    """Return the version of the server; None unless it and its Python client are installed."""
     return (
         version_of(find_program("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
     )
@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     """Run a server until the block ends.
 
     Yields:
-        Its process, a pool of connections for requests, and a connection that listens.
+        The server's process, a pool of connections for requests, and a connection that listens.
     """
     import asyncpg  # noqa: PLC0415  # This peer's alone.
 
@@ -46,7 +46,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     assert serve is not None
     with folder() as home:
         data, port, become = home / "data", free_port(), []
-        if os.geteuid() == 0:  # It refuses to run as root.
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
             owner = pwd.getpwnam("postgres")
             os.chown(home, owner.pw_uid, owner.pw_gid)
             become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
@@ -63,7 +63,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
                 try:
                     listener = await asyncpg.connect(url)
                     break
-                except asyncpg.CannotConnectNowError:  # Its port answers before it serves.
+                except asyncpg.CannotConnectNowError:  # The server's port answers before it serves.
                     await asyncio.sleep(POLL_SECONDS)
             async with asyncpg.create_pool(url, min_size=UNDER_WAY, max_size=UNDER_WAY) as pool:
                 try:
@@ -74,12 +74,12 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
 
 @dataclass
 class PostgresSession:
-    """The clients of a server, with the statements of a peer.
+    """Books and releases GPUs at a server with the statements of a peer.
 
     Args:
-        book: Returns a row of what it booked, or no row.
-        any_free: Returns a row if a GPU is free.
-        release_one: Statement that takes the booking's handle, and notifies `freed`.
+        book: Statement that books a GPU and returns a row about it, or no row.
+        any_free: Statement that returns a row if a GPU is free.
+        release_one: Statement that frees the GPU of a booking's handle, and notifies `freed`.
         read: Turns a row of `book` into a booking.
     """
 

@@ -1,4 +1,4 @@
-"""Prefect's global concurrency limit: a server counts leases in SQLite."""
+"""The peer Prefect: for its global concurrency limit, a server counts leases in SQLite."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from moorage.bench.placements import Booking, Nodes
 from moorage.lab.errors import CommandError
 
 WRITERS: Final = 3
-"""Requests at one time: from four on, SQLite is locked and most are answered 503."""
+"""Maximum requests at a time: from four on, SQLite is locked and most are answered 503."""
 TRIES_MAX: Final = 50
 BUSY_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 1.0
-"""Pause between polls, as in Prefect's own client."""
+"""Seconds between two polls, as in Prefect's own client."""
 _CONNECTIONS: Final = httpx.Limits(max_keepalive_connections=0)
-"""A connection for each request: a server that was busy for five seconds hangs up on idle ones."""
+"""Each request gets a connection: a server busy for five seconds closes idle connections."""
 _LIMIT: Final = "gpus"
 _LIMITS: Final = "/v2/concurrency_limits"
 

@@ -1,4 +1,4 @@
-"""Ray's placement groups: eight raylets share the GPUs of the fleet.
+"""The peer Ray: placement groups on eight raylets, which share the GPUs of the fleet.
 
 Its fleet is eight large nodes, since each takes a raylet of its own. A group has one bundle, and
 nothing runs in it.
@@ -17,9 +17,9 @@ from moorage.bench.placements import UNDER_WAY, Booking, Nodes
 
 RAYLETS: Final = 8
 GPUS_MAX: Final = 1_000
-"""With 6,212, the loop did not end in four minutes: each group slows down the next."""
+"""Maximum GPUs of the fleet: with 6,212, the loop did not end in four minutes."""
 REFUSED_SECONDS: Final = 5.0
-"""A group that is not placed by then counts as refused: Ray would let it wait."""
+"""Seconds after which a group without a place counts as refused: Ray would let it wait."""
 PARKED_SECONDS: Final = 0.2
 WAIT_SECONDS_MAX: Final = 60.0
 STORE_BYTES: Final = 80 << 20
@@ -69,7 +69,7 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
     cluster: Any = Cluster()
     try:
         for size in sizes:
-            # In the main thread: only there may Ray set its signal handlers.
+            # Start Ray in the main thread: only there may it set its signal handlers.
             cluster.add_node(num_cpus=size, num_gpus=size, object_store_memory=STORE_BYTES)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         servers = {"gcs_server", "raylet"}

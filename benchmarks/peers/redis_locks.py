@@ -1,4 +1,4 @@
-"""Redis locks: `SET NX PX` for each GPU, tried in random order; waiters poll."""
+"""The peer Redis with locks: `SET NX PX` for each GPU, tried in random order; waiters poll."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from moorage.bench.placements import Booking, Nodes
 
 LOCK_MILLISECONDS: Final = 3_600_000
 POLL_SECONDS: Final = 0.1
-"""Pause between polls, as in the lock of the Python client."""
+"""Seconds between two polls, as in the lock of the Python client."""
 _RELEASE: Final = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 )

@@ -1,4 +1,4 @@
-"""A Lua script in Redis: a list of free GPUs, fencing numbers, expiry, and `BLMOVE` to wait."""
+"""The peer Redis with a Lua script: free GPUs, fencing numbers, expiry, and `BLMOVE` to wait."""
 
 import asyncio
 import contextlib

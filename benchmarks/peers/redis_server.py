@@ -1,4 +1,4 @@
-"""A Redis that syncs each change, and a client with many concurrent commands."""
+"""Runs a Redis that syncs each change, and a client with many concurrent commands."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from moorage.lab.errors import CommandError
 
 
 def version() -> str | None:
-    """Return the version of the server, if its Python client is installed, too."""
+    """Return the version of the server; None unless it and its Python client are installed."""
     return version_of(find_program("redis-server")) if library("hiredis") else None
 
 
@@ -58,7 +58,7 @@ async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
     """Run a server with an append-only file that is synced before it answers.
 
     Yields:
-        Its process, connections for requests, and a last one for waiting.
+        The server's process, connections for requests, and a last connection for waiting.
     """
     path, port = find_program("redis-server"), free_port()
     assert path is not None

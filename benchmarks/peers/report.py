@@ -24,7 +24,7 @@ TWO_DIGITS_MAX: Final = 100
 
 
 class Row(msgspec.Struct):
-    """The runs of a peer, each with Moorage's run before it in the same round."""
+    """The runs of a peer, each with Moorage's run of the same round."""
 
     date: str
     group: str
@@ -123,12 +123,12 @@ def markdown(report: PeersReport) -> str:
 
 
 def read_stored() -> PeersReport:
-    """Return the path of the report in the repository."""
+    """Return the report that is stored in the repository."""
     return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=PeersReport)
 
 
 def page(text: str, report: PeersReport) -> str:
-    """Return a page with its table made from a report."""
+    """Return the text of a page with the table of a report in it."""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
@@ -137,7 +137,7 @@ def page(text: str, report: PeersReport) -> str:
 
 
 def keep(report: PeersReport) -> None:
-    """Merge a report into the stored one, and write its page."""
+    """Merge a report into the stored report, and write the page."""
     path = _ROOT / JSON_FILE
     if path.exists():
         earlier = read_stored()

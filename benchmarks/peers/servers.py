@@ -79,7 +79,7 @@ async def _answers(child: "subprocess.Popen[bytes]", port: int, log: Path) -> No
 
 
 def find_program(name: str, *patterns: str) -> str | None:
-    """Return the path of a program: on the PATH, or the newest that matches a pattern."""
+    """Return the path of a program: on the PATH, or the newest file that matches a pattern."""
     if path := shutil.which(name):
         return path
     paths = [each for pattern in patterns for each in Path("/").glob(pattern.lstrip("/"))]
@@ -98,7 +98,7 @@ def version_of(path: str | None, *flags: str) -> str | None:
 
 
 def library(*names: str) -> str | None:
-    """Return the version of the first of these Python packages, if all are installed."""
+    """Return the version of the first of some Python packages, if all are installed."""
     try:
         first, *_ = [importlib.metadata.version(name) for name in names]
     except importlib.metadata.PackageNotFoundError:

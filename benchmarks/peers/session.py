@@ -1,4 +1,4 @@
-"""The interface of a measured peer, and its description."""
+"""The interface and the description of a measured peer."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ Group = Literal["home-made", "schedulers"]
 
 
 TRIES: Final = 16
-"""GPUs that a client tries blindly before it reads which are free."""
+"""Number of GPUs that a client tries blindly before it reads which GPUs are free."""
 
 
 class PeerSession(Protocol):
-    """A running peer with its fleet and connected clients."""
+    """Books and releases GPUs at a running peer, through clients that are connected to it."""
 
     @property
     def pids(self) -> Sequence[int]:
@@ -37,18 +37,18 @@ class PeerSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer and its description.
+    """Describes a peer, and how to run it.
 
     Args:
         name: Name on the command line.
         group: Group of peers that runs together.
         title: Title in the table.
-        decides: Description of what it decides.
+        decides: What the peer decides, in words.
         stores: The data that survive a crash after the client has its answer.
-        install: The command that installs what it needs.
+        install: The command that installs what the peer needs.
         version: Returns the version; empty if a program is missing.
         run: Runs the peer with a fleet until the block ends.
-        gpus_max: Most GPUs of the fleet that it gets, if more would take too long.
+        gpus_max: Maximum GPUs of the peer's fleet, if more would take too long.
     """
 
     name: str
@@ -75,7 +75,7 @@ def devices(nodes: Nodes) -> list[tuple[str, str]]:
 
 
 class Probes:
-    """Random places among `count`, each at most once."""
+    """Draws random places among `count`, each at most once."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""Slurm: eight slurmd share the GPUs of the fleet, with an `salloc` for each placement.
+"""The peer Slurm: an `salloc` for each placement, on eight slurmd that share the fleet's GPUs.
 
 All programs run as one user, without root, cgroup or accounts. The GPUs of the fleet are on eight
 large nodes: each node needs its own slurmd, and a node without one would take seconds for each job.
@@ -23,10 +23,10 @@ SLURMDS: Final = 8
 CPUS: Final = 1024
 """CPUs of each node; a job takes one, and there are fewer GPUs."""
 REFUSED_SECONDS: Final = 3.0
-"""A request without a GPU by then counts as refused: Slurm would queue it."""
+"""Seconds after which a request without a GPU counts as refused: Slurm would queue it."""
 REFUSED_TRIES: Final = 10
 ALLOCATORS_MAX: Final = 16
-"""`salloc` processes at one time; each takes 10 ms of a processor to start."""
+"""Maximum `salloc` processes at a time; each takes 10 ms of a processor to start."""
 
 _CONFIG: Final = """\
 ClusterName=bench

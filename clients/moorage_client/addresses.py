@@ -1,10 +1,11 @@
-"""Chooses the next address to try among the servers of one fleet, of which one leads.
+"""Chooses the next address to try among a fleet's servers, one of which leads.
 
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and report to it
 what happened at an address. `Addresses` opens no connection itself.
 
 A standby names the writer, and the client then sends its token to the writer's address. So the
-client follows it only if the user named the standby's address, and both use TLS or neither does.
+client follows a standby's answer only if the user named the standby's address, and both addresses
+use TLS or neither does.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from moorage_client.errors import (
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
 _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6, 3.0)
-"""The pauses if there are other servers, one of which takes over within about a second."""
+"""The pauses in seconds if there are several servers: one takes over within about a second."""
 
 
 class Addresses:
@@ -60,7 +61,7 @@ class Addresses:
         return [self._leader, *(each for each in turned if each.url != self._leader.url)]
 
     def note_open(self, at: Endpoint) -> None:
-        """Record that a server answers at this address: it is tried first from now on."""
+        """Record that a server answers at an address, which is tried first from now on."""
         self._said.pop(at.shown, None)
         if at in self._named:
             self._first = self._named.index(at)
@@ -103,11 +104,11 @@ class Addresses:
         return True
 
     def word_of(self, by: Endpoint) -> str:
-        """Return the stored answer of a standby."""
+        """Return a clause about a standby for messages: what it answered, as stored."""
         return self._said.get(by.shown, "is a standby")
 
     def _objection(self, by: Endpoint, leader: str) -> str:
-        """Return why the token must not be sent to the leader that a standby names; "": it may."""
+        """Return why the token must not go to the leader that a standby names; "": no objection."""
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
@@ -152,7 +153,7 @@ class Addresses:
 
 
 def is_worth_another_try(error: MoorageError) -> bool:
-    """Return whether the same attempt may succeed later."""
+    """Return whether an attempt that failed with this error may succeed later."""
     if isinstance(error, AddressesFailed):
         return not error.final
     return isinstance(error, ConnectionFailed) and not isinstance(error, ProtocolViolated)

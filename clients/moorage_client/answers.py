@@ -1,7 +1,7 @@
 """Decodes a server's replies: answers and leases, from the JSON of the socket.
 
-Called by the clients and the command line. Unknown keys are ignored, so that a newer server can
-say more; a key of the wrong kind is an error that names it.
+The clients and the command line call these functions. Unknown keys are ignored, so that a newer
+server can say more; a key of the wrong kind is an error that names it.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Answer(Reply, frozen=True):
         warnings: Sentences about fields that the server ignored or handled in an unexpected way.
         reasons: Why this placement, if the request had `explain`.
         request: The server's id of the request, for `why`.
-        policy_rule_uri: The version that answered, where the request named an alias.
+        policy_rule_uri: The version that answered, if the request named an alias.
     """
 
 

@@ -18,7 +18,7 @@ class Request(TypedDict, total=False):
         inputs: Inputs of the policy; `{}` if it needs none.
         clusters: Ids of the clusters to choose from; default: all live ones.
         filter: Query that selects the clusters to choose from.
-        search: Similarity query that selects them.
+        search: Similarity query that selects the clusters to choose from.
         parameters: Overrides of the policy's default parameters.
         settings: Overrides of the policy's default settings.
         resources: The demand; fields and units as in `moorage.model.Demand`.
@@ -59,10 +59,11 @@ def request_message(
     """Return the message, without fields that the caller omitted.
 
     Raises:
-        TypeError: A request has no such argument.
+        TypeError: An argument is not a field of a request.
     """
     if unknown := request.keys() - Request.__annotations__.keys():
-        raise TypeError(f"a request has no field {', '.join(sorted(unknown))}")
+        known = ", ".join(Request.__annotations__)
+        raise TypeError(f"unknown arguments {', '.join(sorted(unknown))}; a request has {known}")
     some = request.get("alternatives")
     given = {"lease": lease, **request}
     message: JsonObject = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}

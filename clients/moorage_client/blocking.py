@@ -1,7 +1,7 @@
 """The blocking client: `Client` for programs without an event loop.
 
-The client and its renewals run on a thread of their own, so a long computation of the program does
-not lose a lease. All threads of the program may share one client.
+The client and its renewals run on a thread of their own, so that a long computation of the program
+loses no lease. All threads of the program may share one client.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BlockingClient:
         with BlockingClient() as client:
             answer = client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
-    Methods and errors are those of `Client`, where they are documented; lists are complete. A
-    client does not survive `fork`: make it in the process that uses it.
+    Methods and errors are those of `Client`, which documents them; lists are complete. A client
+    does not survive `fork`: make it in the process that uses it.
 
     Args:
         url: URL of the server, or of several, separated by commas; default `MOORAGE_URL`, else
@@ -142,9 +142,9 @@ class BlockingClient:
     ) -> BlockingGuard:
         """Hold a lease while a block runs: `with client.lease(…) as held:`.
 
-        As `Client.lease`, except that a thread cannot be interrupted: when the lease is lost,
-        `held.lost` becomes true, `held.check()` raises `LeaseLost`, and so does the end of the
-        block. Long work calls `held.check()` between its steps.
+        This works as `Client.lease`, except that a thread cannot be interrupted: when the lease is
+        lost, `held.lost` becomes true, `held.check()` raises `LeaseLost`, and so does the end of
+        the block. Long work calls `held.check()` between its steps.
         """
         client = self._open()
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)

@@ -1,6 +1,6 @@
 """The async client: request placements and leases, hold leases, and query the server.
 
-Used by programs that run an event loop, by the blocking client and by the command line.
+Programs with an event loop, the blocking client and the command line use it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECONNECT_SECONDS: Final = 30.0
 """Seconds for which the client tries to reach a lost server again."""
 
 GIVING_BACK_MAX: Final = 256
-"""Late leases without a caller that are released at a time; further ones end with their TTL."""
+"""Maximum late leases without a caller that are released at a time; others end by their TTL."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
 """Seconds that a cancelled or timed-out request may take to leave the queue."""
 
@@ -175,7 +175,8 @@ class Client:
 
         Raises:
             RequestRefused: The server refuses; `NoCapacity`, `NeverFits` and others give the kind.
-            ConnectionFailed: The server cannot be reached, or not again after a broken socket.
+            ConnectionFailed: The server cannot be reached, or cannot be reached again after the
+                socket broke.
             Timeout: No answer in time.
         """
         message = asking.request_message(
@@ -227,22 +228,22 @@ class Client:
             ttl_seconds: Seconds after which the GPUs are free if this process dies.
             wait_seconds: Longest time in the queue.
             priority: Requests with a higher priority go first.
-            preemptible: The lease may end early for a request of higher priority.
-            idempotency_key: Return the lease that an earlier request with this key got, if any.
+            preemptible: Whether the lease may end early for a request of higher priority.
+            idempotency_key: If an earlier request with this key got a lease, return this lease.
             ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never
                 shorten.
             cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
                 for blocks that call `held.check()` themselves.
-            on_progress: As `ask`.
-            timeout: As `ask`.
+            on_progress: Called with each report of progress; see `ask`.
+            timeout: Longest time for the answer in seconds; see `ask`.
             **request: The other arguments of `ask`.
 
         Raises:
             LeaseLost: At the end of the block: the lease is lost.
-            RequestRefused: At the start of the block, as `ask`.
-            ConnectionFailed: At the start, as `ask`. At the end: the client could not release the
-                lease, which holds its GPUs until it expires.
-            Timeout: As `ConnectionFailed`: no reply in time.
+            RequestRefused: At the start of the block: the server refuses.
+            ConnectionFailed: At the start: the server cannot be reached. At the end: the client
+                could not release the lease, which holds its GPUs until it expires.
+            Timeout: At the start or the end: no reply in time.
         """
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         terms = model.LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
@@ -260,12 +261,12 @@ class Client:
         seconds_max: float | None,
         on_progress: Callable[[JsonMapping], None] | None = None,
     ) -> HeldLease:
-        """Ask for a lease. For the guards of `lease`, here and in the blocking client.
+        """Ask for a lease; the guards of `lease`, here and in the blocking client, call this.
 
         Raises:
             RuleFailed: The policy answered without a placement.
             LeaseLost: The lease ended before its answer arrived.
-            MoorageError: As `ask`.
+            MoorageError: An error of `ask`.
         """
         answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
@@ -277,15 +278,15 @@ class Client:
         return holding.HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
 
     def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
-        """Renew a lease in the background. For the guard of the blocking client."""
+        """Renew a lease in the background; the guard of the blocking client calls this."""
         return self._keeper.keep(held, on_lost)
 
     async def hand_back(self, held: HeldLease) -> None:
-        """Release a lease at the end of its block. For the guards.
+        """Release a lease at the end of its block; the guards call this.
 
         Raises:
             LeaseLost: The lease had ended already.
-            MoorageError: As `release`.
+            MoorageError: An error of `release`.
         """
         try:
             await self.release(held.id, held.token)
@@ -309,16 +310,16 @@ class Client:
             timeout: Longest time for the reply in seconds; default: the client's.
 
         Raises:
-            NotFound: No such lease.
+            NotFound: No lease has this id.
             LeaseEnded: The lease has ended.
-            Unauthorized: The token is not that of the lease.
-            MoorageError: As `ask`.
+            Unauthorized: The token is not the lease's.
+            MoorageError: An error of `ask`.
         """
         seconds = self._timeout if timeout is None else timeout
         return await link.renew(self._link, lease, token, ttl_seconds, seconds_max=seconds)
 
     async def release(self, lease: str, token: str | None = None) -> Lease:
-        """End a lease; a second release answers the same. Errors as `renew`.
+        """End a lease; a second call returns the same. It raises the errors of `renew`.
 
         Args:
             lease: Id of the lease.
@@ -341,7 +342,7 @@ class Client:
 
         Raises:
             NotFound: The cluster has no such node.
-            MoorageError: As `ask`.
+            MoorageError: An error of `ask`.
         """
         message = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
         return await self._call_for_object(message)
@@ -349,7 +350,7 @@ class Client:
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> JsonObject:
-        """As `cordon`, and end or move existing leases; call it again to see the remaining ones.
+        """Cordon, and end or move existing leases; call this again to see the remaining leases.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
         leases last until they are released, or end `seconds` from now if `seconds` is given.
@@ -369,7 +370,7 @@ class Client:
 
         Raises:
             NotFound: No machine with an agent has this name.
-            MoorageError: The machine's agent is connected; or as `ask`.
+            MoorageError: The machine's agent is connected; or an error of `ask`.
         """
         message = {"op": "forget", "cluster": cluster, "node": node}
         return await self._call_for_object(message)
@@ -423,21 +424,21 @@ class Client:
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
         """Return the events of topics as they come: `async for event in client.watch("policies")`.
 
-        They use a separate socket. An event `missed` says how many events a slow reader lost.
+        The watch uses a separate socket. An event `missed` says how many events a slow reader lost.
 
         Args:
             topics: `policies` (changed aliases, open circuits, failing examples), `leases` (your
                 own) and `fleet`.
 
         Raises:
-            RequestRefused: There is no such topic.
+            RequestRefused: A topic does not exist.
             ConnectionFailed: The server cannot be reached, or the connection is lost. Events
                 between that moment and the next watch are lost.
         """
         return watching.watch(self._endpoints, topics, self._reconnect_seconds)
 
     async def begin_watch(self, *topics: str) -> Watch:
-        """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
+        """Begin to watch, for `BlockingClient`; arguments and errors are those of `watch`."""
         return await watching.Watch.begin(self._endpoints, topics, self._reconnect_seconds)
 
     async def manage(
@@ -459,10 +460,11 @@ class Client:
 
         Args:
             message: The message with its `op`, without an `id`.
-            idempotent: The client may send it again if the socket breaks before the reply.
+            idempotent: Whether the client may send the message again if the socket breaks before
+                the reply.
 
         Raises:
-            MoorageError: As `ask`.
+            MoorageError: An error of `ask`.
         """
         return (await self._call(message, idempotent=idempotent)).data
 
@@ -479,7 +481,7 @@ class Client:
         seconds_max: float | None,
         on_progress: Callable[[JsonMapping], None] | None,
     ) -> tuple[Answer, bool]:
-        """Send the request; return the answer, and whether it may be older than this call."""
+        """Send a request; return the answer, and whether the answer may be older than this call."""
         seconds = self._timeout if seconds_max is None else seconds_max
         terms, deadline = message.get("lease"), message.get("deadline_seconds")
         seconds += deadline if isinstance(deadline, int | float) else 0.0
@@ -511,7 +513,8 @@ class Client:
 
     async def _give_up(self, key: str) -> None:
         """Cancel a waiting request whose caller no longer waits for the answer."""
-        # If it no longer waits, this is refused; its answer then arrives, and is given back.
+        # If the request no longer waits, the server refuses this; its answer then arrives, and its
+        # lease is given back.
         with contextlib.suppress(errors.MoorageError, TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
                 await self.call({"op": "cancel", "request": key}, idempotent=False)
@@ -526,6 +529,6 @@ class Client:
         task.add_done_callback(self._giving_back.discard)
 
     async def _release_late(self, lease: str, token: str) -> None:
-        # No caller is left to get an error; the lease then ends with its TTL.
+        # No caller is left to get an error; if releasing fails, the lease ends with its TTL.
         with contextlib.suppress(errors.MoorageError):
             await self.release(lease, token)

@@ -1,6 +1,6 @@
 """One open socket to a server, with many requests in flight, matched by their `id`.
 
-Used by `Client`, which opens a new one when this one ends. A `Connection` never retries.
+`Link` and `Watch` open another `Connection` when one ends. A `Connection` never retries.
 """
 
 import asyncio
@@ -52,21 +52,21 @@ REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 """Largest reply in bytes; a longer one closes the socket. Lists have pages for this reason."""
 
 IN_FLIGHT_MAX: Final = 4096
-"""At most this many requests of one socket wait for replies; others are refused as `busy`."""
+"""Maximum requests of one socket that wait for replies; further ones are refused as `busy`."""
 
 RESUME_SECONDS_MAX: Final = 10.0
 """Seconds that a server may take to answer whether it resumes a session."""
 
 LEAVE_SECONDS_MAX: Final = 10.0
-"""Seconds that a standby may take to answer messages that it already has."""
+"""Seconds that a standby may take to answer messages that it already received."""
 
 CLOSE_SECONDS_MAX: Final = 2.0
 """Seconds that a close waits for the server's close frame."""
 
 QUIET_SECONDS: Final = 1.0
 LIFE_SECONDS_MAX: Final = 2.0
-"""If another server may take over: after this time without data, the client pings a server that
-owes a reply; after the same time again without data, the server counts as lost."""
+"""If another server may take over, seconds without data after which the client pings a server that
+owes a reply. After as many further seconds without data, the server counts as lost."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # The server may be back soon.
@@ -85,11 +85,11 @@ class Connection:
 
     Args:
         socket: The open socket.
-        endpoint: Where the socket leads.
+        endpoint: The address of the server.
         token: The token sent to the server; None: no token.
 
     Attributes:
-        endpoint: The argument.
+        endpoint: The address of the server.
         watches: Whether the server may push messages when no request is open.
         on_event: Called with every pushed message.
         session: The session's name, for `resume`; "" if the server gives none.
@@ -126,7 +126,7 @@ class Connection:
             open_seconds_max: Longest time for connecting and the handshake together, in seconds.
 
         Raises:
-            ConnectionFailed: Nothing answers there.
+            ConnectionFailed: Nothing answers at the address.
             CertificateRefused: The server's certificate is not trusted.
             ProtocolViolated: Something answers, but not a WebSocket server.
             RequestRefused: The server refused the token.
@@ -134,7 +134,7 @@ class Connection:
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
-        from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # As it imports that.
+        from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # It imports websockets, too.
 
         token = await _bearer(endpoint)
         try:
@@ -167,7 +167,7 @@ class Connection:
         return self._end is not None
 
     async def resume(self, lost: "Connection", number: int) -> bool:
-        """Resume the session of a lost connection, if the server still has it.
+        """Resume the session of a lost connection, if the server still has the session.
 
         Returns:
             False if the server is a standby, which cannot resume sessions; otherwise True.
@@ -262,7 +262,7 @@ class Connection:
         await self._reader
 
     async def leave(self) -> None:
-        """Close the socket when all messages are answered, or after a limited time."""
+        """Close the socket of a standby when all messages are answered, or after a limited time."""
         answers = asyncio.gather(*self._waiting.values(), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(answers, LEAVE_SECONDS_MAX)
@@ -307,7 +307,7 @@ class Connection:
         await self._socket.close()
 
     async def _has_another_token(self) -> bool:
-        """Return whether a new connection would send another token than this one."""
+        """Return whether a new connection would send another token than this connection."""
         try:
             return await _bearer(self.endpoint) not in {None, self._token}
         except MoorageError:  # For example, the file is gone.
@@ -330,7 +330,7 @@ class Connection:
         return failed(self._url, f"the server closed the socket: {frame.code} {reason}")
 
     def _hear(self, text: str | bytes) -> None:
-        """Pass a received message to its waiter."""
+        """Pass a received message to the caller or watcher that waits for it."""
         try:
             reply = decode_reply(text)
         except BadReply as error:
@@ -380,7 +380,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
     """Return our error for a socket that `connect` could not open.
 
     Args:
-        endpoint: Where the socket should lead.
+        endpoint: The address that was tried.
         error: What `connect` raised; an ImportError if the package for SOCKS is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
     """
@@ -419,7 +419,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
 
 async def _bearer(endpoint: Endpoint) -> str | None:
-    """Return the token to send now; if that needs a request to the issuer, use a thread."""
+    """Return the token to send now; if the issuer must be asked for it, use a thread."""
     if asks_issuer(endpoint):
         return await asyncio.to_thread(bearer_of, endpoint)
     return bearer_of(endpoint)

@@ -18,9 +18,9 @@ PATIENCE_SECONDS: Final = 0.25
 class Dialer:
     """Opens a socket to the first address that answers, starting with the most promising.
 
-    It tries the next address when an attempt fails, and also in parallel when an attempt takes
-    long, so an address that never answers causes a short delay only. Slow attempts continue, so
-    that a slow writer is reached even if a standby answers sooner.
+    A dialer tries the next address when an attempt fails, and also in parallel when an attempt
+    takes long, so an address that never answers only causes a short delay. Slow attempts continue,
+    so that a slow writer is reached even if a standby answers sooner.
     """
 
     def __init__(self, addresses: Addresses) -> None:
@@ -37,7 +37,8 @@ class Dialer:
 
         Raises:
             AddressesFailed: None of several addresses answers.
-            ConnectionFailed: The only one does not; so do the other errors of `Connection.open`.
+            ConnectionFailed: The only address does not answer; or another error of
+                `Connection.open`.
         """
         left = self._addresses.order()
         tried: list[Endpoint] = []
@@ -61,7 +62,7 @@ class Dialer:
                 raise self._failure(problems)
 
     def _open(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
-        """Remove an attempt that has ended; return its socket if that is open."""
+        """Remove an attempt that has ended; return its socket if the socket is open."""
         try:
             connection = self._opening.pop(at).result()
             if connection.ended:

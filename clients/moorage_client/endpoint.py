@@ -30,7 +30,7 @@ HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
 the documents, since one Moorage server embeds both services."""
 
 ADDRESSES_MAX: Final = 16
-"""Addresses in one URL setting, separated by commas; more are refused."""
+"""Maximum addresses in one URL setting, separated by commas."""
 
 TOKEN_CHARS_MAX: Final = 65_536
 TOKEN_FILE_VARIABLE: Final = "MOORAGE_TOKEN_FILE"  # noqa: S105  # A name, no secret.
@@ -38,10 +38,12 @@ CA_FILE_VARIABLES: Final = (
     *("MOORAGE_CA_FILE", "SSL_CERT_FILE"),
     *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
-"""The first that is set names the CA file; the last two are those of `requests`."""
+"""Variables, of which the first that is set names the CA file; the last two are those of
+`requests`."""
 CLIENT_CERT_VARIABLE: Final = "MOORAGE_CLIENT_CERT"
 CLIENT_KEY_VARIABLE: Final = "MOORAGE_CLIENT_KEY"
-"""PEM files for a server with `tls_client_ca`; the key may be in the file of the certificate."""
+"""Variables that name PEM files for a server with `tls_client_ca`; one file may have certificate
+and key."""
 
 _PROXY_SCHEMES: Final = ("http://", "https://", "socks4://", "socks4a://", "socks5")
 _LOOPBACK_NAMES: Final = frozenset(
@@ -56,7 +58,7 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNE
 
 
 def setting(given: str | None, *variables: str, default: str = "") -> str:
-    """Return the argument, else the first variable that is set, without surrounding white space."""
+    """Return an argument, else the first variable that is set, without white space around it."""
     values = (given, *map(os.environ.get, variables))
     return next((text for each in values if each and (text := each.strip())), default)
 
@@ -86,7 +88,7 @@ class Endpoint:
     def of_socket(
         cls, url: str | None, token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
-        """Return the WebSocket endpoints by arguments, else environment, else defaults.
+        """Return the WebSocket endpoints by arguments, else by environment, else the defaults.
 
         Raises:
             SettingRefused: The environment's URL has another scheme, a URL has a blank address or
@@ -99,7 +101,7 @@ class Endpoint:
     def of_http(
         cls, url: str | None, token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
-        """Return the HTTP endpoints by arguments, else environment, else defaults."""
+        """Return the HTTP endpoints by arguments, else by environment, else the defaults."""
         schemes = ("http://", "https://")
         found = _read_urls(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
         return cls._each([each.rstrip("/") for each in found], token, ca_file)
@@ -131,7 +133,7 @@ class Endpoint:
         """Whether the endpoint is on this machine."""
         try:
             host = urlsplit(self.url).hostname or ""
-        except ValueError:  # It is no URL: connecting reports that.
+        except ValueError:  # Not a URL: connecting reports the fault.
             return False
         name = host.removesuffix(".").partition("%")[0]
         if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
@@ -158,7 +160,7 @@ class Endpoint:
             key = setting(None, CLIENT_KEY_VARIABLE)
             files = f"{certificate} and {key}" if key else certificate
             try:
-                # An empty passphrase, so that OpenSSL asks the user for none.
+                # Give an empty passphrase, so that OpenSSL does not ask the user for one.
                 context.load_cert_chain(certificate, key or None, password=str)
             except ssl.SSLError as error:
                 expected = "expected a certificate and its key without a passphrase, as PEM"
@@ -244,7 +246,7 @@ class Endpoint:
 
     @property
     def proxy(self) -> str | None:
-        """The environment's proxy for this URL, or None. For `ws:` that is the proxy for HTTP.
+        """The environment's proxy for this URL, or None. For `ws:`, the proxy is that for HTTP.
 
         Raises:
             SettingRefused: The proxy's URL has an unsupported scheme.
@@ -315,7 +317,7 @@ def check_token(token: str, named: str) -> str:
     """Return a token; refuse one that an HTTP header cannot hold.
 
     Args:
-        token: May be empty.
+        token: The token, which may be empty.
         named: The source of the token, for the error: the token itself is a secret.
 
     Raises:
@@ -337,7 +339,7 @@ def certificate_stamp() -> list[tuple[int, int, int] | None]:
     for variable in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE):
         try:
             status = os.stat(setting(None, variable))  # noqa: PTH116  # pathlib is slow to import.
-        except OSError:  # There is none.
+        except OSError:  # The file does not exist.
             found.append(None)
         else:
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))

@@ -19,8 +19,8 @@ class MoorageError(Exception):
 class ConnectionFailed(MoorageError):
     """Nothing answered at the URL, or the socket broke before the reply came.
 
-    The request may or may not have taken effect. If it is safe to repeat, the client has repeated
-    it without success.
+    The request may or may not have taken effect. If a repetition is safe, the client has repeated
+    the request without success.
 
     Args:
         url: The URL that was tried.
@@ -111,9 +111,9 @@ class RequestRefused(MoorageError):
         code: Machine-readable; one of `moorage.model.Code`, or a newer server's own.
         reason: One sentence for a person.
         field: The field of the request that was wrong, or empty.
-        expected: The value that was expected there, or empty.
+        expected: The expected value of this field, or empty.
         details: All other data of the refusal.
-        request: The server's id of the request, for `moorage why`; empty if it gave none.
+        request: The server's id of the request, for `moorage why`; empty if the server gave none.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RequestRefused(MoorageError):
         self.request = request
 
     def __str__(self) -> str:
-        # A reason may show the line that it is about, with a caret, below its first line.
+        # Below its first line, a reason may show a line of the policy with a caret.
         first, line, shown = self.reason.partition("\n")
         text = f"{first} [{self.code}]"
         if self.field and self.field not in self.reason:
@@ -146,7 +146,7 @@ class RequestRefused(MoorageError):
 
 
 class NoCapacity(RequestRefused):
-    """The request could fit, but does not now, or did not within its `wait_seconds`."""
+    """The request could fit, but does not fit now, or did not fit within its `wait_seconds`."""
 
 
 class NeverFits(RequestRefused):

@@ -15,13 +15,13 @@ from moorage_client.holding import HeldLease, Keeping
 class LeaseGuard:
     """Requests a lease at the start of a block, renews it during the block, and releases it after.
 
-    It cancels the block as `asyncio.timeout` does: if other code cancels the task at the same time,
-    `CancelledError` is raised instead of `LeaseLost`.
+    A guard cancels the block as `asyncio.timeout` does: if other code cancels the task at the same
+    time, `CancelledError` is raised instead of `LeaseLost`.
 
     Args:
         acquire: Requests the lease.
-        keep: Starts renewing the lease; calls back on another thread when it is lost.
-        release: Releases the lease; raises `LeaseLost` if it had ended by itself.
+        keep: Starts to renew the lease; calls back on another thread when the lease is lost.
+        release: Releases the lease; raises `LeaseLost` if the lease had ended already.
         cancel_when_lost: Whether the block is cancelled when the lease is lost.
     """
 
@@ -78,17 +78,17 @@ class LeaseGuard:
             self._task.cancel(f"lease {self._held.id} is lost")
 
     def _undo_cancel(self) -> bool:
-        """Undo our own cancellation of the task; return whether it was the only one."""
+        """Undo the guard's own cancellation of the task; return whether it was the only one."""
         return self._task is not None and self._task.uncancel() <= self._cancelling
 
 
 class BlockingGuard:
-    """Like `LeaseGuard`, for a block on a plain thread, which cannot be interrupted.
+    """Holds a lease as `LeaseGuard` does, for a block on a thread, which cannot be interrupted.
 
     Args:
         acquire: Requests the lease.
-        keep: Starts renewing the lease.
-        release: Releases the lease; raises `LeaseLost` if it had ended by itself.
+        keep: Starts to renew the lease.
+        release: Releases the lease; raises `LeaseLost` if the lease had ended already.
     """
 
     def __init__(
@@ -127,6 +127,6 @@ class BlockingGuard:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    # If the loop is closed, no block is left to interrupt.
+    # If the event loop is closed, no block is left to interrupt.
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback)

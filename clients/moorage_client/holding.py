@@ -24,7 +24,7 @@ from moorage_client.link import Link, renew
 from moorage_client.loops import LoopThread
 
 RENEWALS_PER_TTL: Final = 3
-"""A lease is renewed every third of its TTL, so that two renewals may fail."""
+"""Number of renewals in the time of a lease's TTL, so that two renewals may fail."""
 
 RETRY_SECONDS_MAX: Final = 5.0
 """Longest pause after a renewal that failed; shorter for short leases."""
@@ -39,7 +39,7 @@ OVER: Final = frozenset({"ending", "warm", "ended"})
 
 
 class HeldLease:
-    """A held lease. Any thread may read it.
+    """A lease that a client holds and renews. Any thread may read it.
 
     Args:
         lease: The lease as granted.
@@ -104,16 +104,16 @@ class HeldLease:
             raise LeaseLost(self.id, self._reason)
 
     def wait_lost(self, timeout: float) -> bool:
-        """Block for at most `timeout` seconds; return whether the lease is lost."""
+        """Block this thread for at most `timeout` seconds; return whether the lease is lost."""
         return self._lost.wait(timeout)
 
     def note_renewal(self, lease: Lease, deadline: float) -> None:
-        """Store a renewal. Called by the keeper."""
+        """Store a renewal. The keeper calls this."""
         self._lease = replace(lease, token=self._lease.token)
         self._deadline = deadline
 
     def lose(self, reason: str) -> LeaseLost:
-        """Mark the lease as lost; the first reason stays. Called by the keeper."""
+        """Mark the lease as lost, unless it is lost already; return the error. For the keeper."""
         if not self.lost:
             self._reason = reason
             self._lost.set()
@@ -142,7 +142,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
         if held.seconds_left <= 0.0:
             held.lose(f"it could not be renewed before it expired: {problem}")
             break
-        # Count the new deadline from before the sending: the server starts to count later.
+        # Count the new deadline from the time before sending: the server starts to count later.
         sent = time.monotonic()
         try:
             seconds = min(period, max(held.seconds_left, 0.001))
@@ -179,7 +179,7 @@ class Keeper:
 
     Args:
         link: Sends the renewals; used only on the thread.
-        thread: The thread to work on; None: start one at the first lease.
+        thread: The thread to work on; None: start a thread at the first lease.
     """
 
     def __init__(self, link: Link, thread: LoopThread | None = None) -> None:

@@ -1,6 +1,6 @@
 """The home folder of this user; users in containers may have none.
 
-The command lines use it only for paths that default to a place in it.
+The command lines use the folder only for paths that default to a place in it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from moorage_client.errors import MoorageError
 
 
 class HomeMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
-    """A path defaults to the home folder, and this user has none."""
+    """A path defaults to a place in the home folder, but this user has no home folder."""
 
 
 def home(remedy: str) -> Path:
@@ -20,7 +20,7 @@ def home(remedy: str) -> Path:
         remedy: Advice in the error for a user without a home folder.
 
     Raises:
-        HomeMissing: There is neither `HOME` nor an entry in the system's list of users.
+        HomeMissing: `HOME` is not set, and the system's list of users has no entry.
     """
     try:
         return Path.home()
@@ -31,7 +31,7 @@ def home(remedy: str) -> Path:
 
 
 def check_completion(arguments: Sequence[str]) -> None:
-    """Refuse to install shell completion for a user without a home folder, where its files belong.
+    """Refuse to install shell completion without a home folder, where its files belong.
 
     Raises:
         HomeMissing: This user has no home folder.

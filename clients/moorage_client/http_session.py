@@ -24,7 +24,7 @@ _UNSENT: Final = (
     requests.exceptions.InvalidSchema,
     ssl.SSLError,
 )
-"""Causes of errors that occurred before the request was sent."""
+"""Types of errors that occur before a request is sent."""
 
 
 class _Trusting(HTTPAdapter):
@@ -47,7 +47,7 @@ class _Trusting(HTTPAdapter):
 
 
 class HttpSession(requests.Session):
-    """A session of `requests` for one server.
+    """An HTTP session for one server, with its token, proxy and TLS context.
 
     Args:
         endpoint: The HTTP address; its token is sent as `Authorization: Bearer …`.
@@ -81,11 +81,11 @@ class HttpSession(requests.Session):
             SettingRefused: A renewed certificate cannot be used.
         """
         if self._certificate != (now := certificate_stamp()) and self._endpoint.tls is not None:
-            self._certificate = now  # `tls` has read the files.
+            self._certificate = now  # `tls` has read the files of the certificate.
         return super().request(*arguments, **named)
 
     def failure(self, error: Exception) -> ConnectionFailed:
-        """Return our error for an error of `requests`."""
+        """Return the error of this package for an error of `requests`."""
         url = self._endpoint.shown
         tls = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
         if tls is not None:

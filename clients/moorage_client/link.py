@@ -1,7 +1,7 @@
 """A link to a server, or to the leader of several, that reconnects when its socket is lost.
 
-It opens sockets as needed, and repeats messages that are safe to repeat. `Client` and the keeper
-that renews leases send all their messages through a link.
+A link opens sockets as needed, and repeats messages that are safe to repeat. `Client` and the
+keeper that renews leases send all their messages through a link.
 """
 
 import asyncio
@@ -22,12 +22,13 @@ from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 STREAMED_MAX: Final = 4096
-"""At most this many requests have their progress tracked; then the oldest are dropped."""
+"""Maximum requests whose progress is tracked; beyond this, the oldest are dropped."""
 
 _LAST: Final = frozenset({"ready", "ended"})
-"""States of a workload after which there is no more progress."""
+"""States of a workload after which the server reports no more progress."""
 _DECIDED: Final = frozenset({"decided"})
-"""States after which a request without a workload has no more progress; may follow the reply."""
+"""States of a request after which, without a workload, no progress is reported; such a report may
+follow the reply."""
 
 
 class _NotLeader(ConnectionFailed):
@@ -48,14 +49,14 @@ class _Call:
     """A message that needs a reply.
 
     Args:
-        idempotent: Whether to send it again if a socket breaks before its reply.
+        idempotent: Whether to send the message again if a socket breaks before the reply.
         orphaned: Called with a reply that comes after the call was cancelled or timed out.
 
     Attributes:
-        sent: How often it was sent to a server that may have carried it out.
+        sent: How often the message was sent to a server that may have carried it out.
         problem: The error of the last attempt; None: no attempt has failed yet.
-        give_up_at: When to give up, on the monotonic clock.
-        was_led: Whether a standby has redirected it; after the next redirection there is a pause.
+        give_up_at: The time at which the call fails, on the monotonic clock.
+        was_led: Whether a standby has redirected the message; the next redirection causes a pause.
     """
 
     message: JsonMapping
@@ -74,7 +75,7 @@ class Link:
     Args:
         endpoints: The servers' addresses, with credentials.
         reconnect_seconds: How long to repeat a call after a socket broke.
-        on_lost: Called with the reason when a call must be repeated, once until it succeeds.
+        on_lost: Called with the reason when a call must be repeated for the first time.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class Link:
         """The lost connection, whose session the next one resumes."""
         self._numbers = itertools.count(1)
         self._progress: dict[str, tuple[Callable[[JsonMapping], None], frozenset[str]]] = {}
-        """By message id: the callback for progress, and the states after which there is none."""
+        """By message id: the callback for progress, and the states after which no progress
+        comes."""
         self._opening = asyncio.Lock()
         self._aside: set[Connection] = set()
         """Connections to standbys, still open for replies to earlier messages."""
@@ -106,7 +108,7 @@ class Link:
         return self._addresses.shown if connection is None else connection.endpoint.shown
 
     async def open(self) -> None:
-        """Connect now, in one attempt, so that a missing server is an error at once.
+        """Connect now, in one round of attempts, so that a missing server is an error at once.
 
         Raises:
             ConnectionFailed: Nothing answers.
@@ -128,13 +130,14 @@ class Link:
         Args:
             message: The message to send.
             seconds_max: Longest time for the reply in seconds, repetitions included.
-            idempotent: Whether to send it again if a socket breaks before its reply.
+            idempotent: Whether to send the message again if a socket breaks before the reply.
             orphaned: Called with a reply that comes after the call was cancelled or timed out.
             on_progress: Called with each report of the request's progress, also after the reply.
 
         Raises:
             RequestRefused: The server refuses.
-            ConnectionFailed: The server cannot be reached, or not again after a broken socket.
+            ConnectionFailed: The server cannot be reached, or cannot be reached again after the
+                socket broke.
             Timeout: No reply within `seconds_max`.
         """
         number, goes_on = next(self._numbers), False
@@ -180,7 +183,7 @@ class Link:
         try:
             reply = await connection.ask(call.message, call.orphaned, call.number)
         except ConnectionFailed:
-            call.problem = None  # The server was there.
+            call.problem = None  # The server was reached: earlier problems are over.
             raise
         if reply.success:
             if self._dialer.is_busy:
@@ -209,7 +212,7 @@ class Link:
         call.problem = error
 
     def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
-        """Leave a standby, which still answers earlier messages; return its error."""
+        """Leave a standby, except for its replies to earlier messages; return its error."""
         names_another = True
         if connection is self._connection:  # Otherwise another call has left it already.
             self._connection = None
@@ -235,11 +238,11 @@ class Link:
         on_progress, last = self._progress[number]
         if progress.get("state") in last:
             del self._progress[number]
-        # By the event loop, so that an error of the callback does not end the connection.
+        # The event loop calls the callback, so that its error does not end the connection.
         asyncio.get_running_loop().call_soon(on_progress, progress)
 
     async def disconnect(self) -> None:
-        """Drop the socket without waiting for the server; the next call opens another."""
+        """Close the socket without waiting for the server; the next call opens another socket."""
         if self._connection is not None:
             self._spawn(self._connection.close())
             self._connection = None
@@ -250,13 +253,13 @@ class Link:
         task.add_done_callback(self._forget_task)
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
-        """Forget a task; ignore its error, since closing a socket with unsent data may fail."""
+        """Forget a task that closed a socket; ignore its error: unsent data may cause one."""
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # Else the event loop reports it as never retrieved.
 
     async def close(self) -> None:
-        """Drop the socket for good; a second close does nothing."""
+        """Close the socket, and open no other; a second close does nothing."""
         self._closed = True
         await self.disconnect()
         self._spawn(self._dialer.settle())

@@ -17,7 +17,7 @@ ITEMS_MAX: Final = 1_000_000
 
 
 class Listing(Generic[T]):
-    """A list on the server: `async for item in listing`, or `await listing.all()`.
+    """Reads a list on the server: `async for item in listing`, or `await listing.all()`.
 
     Args:
         fetch: Returns the page after the given mark, and the mark of the next page. Mark None: the

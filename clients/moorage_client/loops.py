@@ -1,7 +1,7 @@
 """Runs an event loop on a separate thread, where the caller's code cannot delay it.
 
-The blocking client runs on one; the async client renews its leases on one, so that a block that
-computes for a minute without `await` does not lose its lease.
+The blocking client runs on such a thread; the async client renews its leases on one, so that a
+block that computes for a minute without `await` does not lose its lease.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 STOP_SECONDS_MAX: Final = 10.0
-"""Seconds that `stop` waits for the thread, a daemon thread that cannot keep the process alive."""
+"""Seconds that `stop` waits for the thread, which cannot keep the process alive."""
 
 
 class LoopThread:
-    """A running event loop on a daemon thread."""
+    """Runs an event loop on a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop; cancelling the future cancels it there.
+        """Start a coroutine on the loop; cancelling the returned future cancels the coroutine.
 
         Raises:
             RuntimeError: The loop has been stopped.
@@ -39,7 +39,7 @@ class LoopThread:
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the loop, and wait for the result.
 
-        Ctrl-C while waiting cancels the coroutine. The coroutine bounds its own time.
+        Ctrl-C while waiting cancels the coroutine. The coroutine must limit its own time.
         """
         future = self.submit(work)
         try:

@@ -1,4 +1,4 @@
-"""Check whether the server package is installed, before `moored` or `moorage` use it."""
+"""Tells whether the extra `server` is installed, before `moored` or `moorage` use it."""
 
 from importlib.util import find_spec
 from typing import Final

@@ -101,7 +101,7 @@ class APIError(Exception):
 
 
 def _send(method: str, url: str, **given: Any) -> "requests.Response":
-    """Send a request of a documented client, with the token from the environment."""
+    """Send a request of one of the two documented clients, with the environment's token."""
     with http_session.HttpSession(Endpoint(url, read_token(None))) as session:
         return session.request(method, url, timeout=SECONDS_MAX, stream=True, **given)
 
@@ -178,7 +178,7 @@ class GlobalClusterMetricsClient:
 
 
 class Services:
-    """The policy and cluster registries of a Moorage server.
+    """Reads and changes the policy and cluster registries of a Moorage server.
 
     Every method raises `ConnectionFailed` if nothing answers, `Timeout` if no answer comes in time,
     and `RequestRefused` if the server refuses. A token or a file that cannot be used raises
@@ -227,11 +227,11 @@ class Services:
         return self._at.url
 
     def sign_in(self) -> JsonValue:
-        """Return how to sign in: `issuer`, `client_id`, `audience`, `scopes`."""
+        """Return what a sign-in needs: `issuer`, `client_id`, `audience`, `scopes`."""
         return self._request_data("GET", "/sign-in", kind=dict[str, str])
 
     def check_token(self) -> None:
-        """Check our token at the server; an error says why the server refuses it."""
+        """Check this client's token at the server; an error says why the server refuses it."""
         self._request_data("POST", "/websocket-ticket")
 
     def publish_policy(self, document: JsonMapping) -> str:
@@ -265,7 +265,7 @@ class Services:
         return self._request_data("POST", f"/policy/{quote(uri, safe='')}/manage", body)
 
     def policy_logs(self, uri: str) -> JsonValue:
-        """Return a version's recent output and log lines for requests of our tenant."""
+        """Return a version's recent output and log lines for requests of this client's tenant."""
         return self._request_data("GET", f"/policy/{quote(uri, safe='')}/logs")
 
     def aliases(self) -> JsonValue:
@@ -283,8 +283,8 @@ class Services:
 
         Args:
             alias: `name:word`, or a bare policy name for its `stable`; a missing alias is created.
-            policy_rule_uri: A registered version of that policy.
-            force: Accept a version that fails as the alias's shadow.
+            policy_rule_uri: A registered version of the alias's policy.
+            force: Whether to accept a version that fails as the alias's shadow.
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
@@ -310,10 +310,10 @@ class Services:
         """Send a share of an alias's requests to another version; return the alias.
 
         Args:
-            alias: As `activate_policy`.
+            alias: `name:word`, or a bare policy name for its `stable`.
             policy_rule_uri: The candidate.
             percent: The candidate's share of the requests: more than 0, at most 100.
-            by: What decides the version: the request (a repetition gets the same one), or its
+            by: What decides the version: the request (its repetition gets the same version), or its
                 tenant.
             seed: Another seed selects other requests or tenants.
         """
@@ -347,13 +347,13 @@ class Services:
         return self._read_value(Rows, found)
 
     def create_cluster(self, document: JsonMapping) -> JsonValue:
-        """Register a cluster that does not exist yet; return the document as stored."""
+        """Register a cluster that does not exist yet; return its stored document."""
         return self._read_value(JsonObject, self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: JsonMapping) -> JsonValue:
-        """Replace the document of the cluster `document["id"]`; return it as stored.
+        """Replace the document of the cluster `document["id"]`; return the stored document.
 
-        It also removes stored fields that the new document lacks; a plain PUT preserves them.
+        Stored fields that the new document lacks are removed; a plain PUT preserves them.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}"
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
@@ -371,12 +371,12 @@ class Services:
         return self._read_value(JsonObject, self._call("POST", path, document))
 
     def delete_cluster(self, cluster_id: str) -> JsonValue:
-        """Remove a cluster from the inventory; return its document. Leases on it stay."""
+        """Remove a cluster from the inventory; return its document. Leases on the cluster stay."""
         path = f"/clusters/{quote(cluster_id, safe='')}"
         return self._read_value(JsonObject, self._call("DELETE", path))
 
     def put_cluster(self, document: JsonMapping) -> JsonValue:
-        """Register a cluster, or replace its document; return the document as stored."""
+        """Register a cluster, or replace its document; return the stored document."""
         try:
             return self.create_cluster(document)
         except RequestRefused as refused:
@@ -404,9 +404,10 @@ class Services:
         return self._read_value(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
-        """Send a request to the leader; return the answer.
+        """Send a request to the server that leads; return the answer.
 
-        The request is sent again if a server did not carry it out, or if repeating it is safe.
+        After a failure, the request is sent again if no server carried it out, or a repetition is
+        safe.
         """
         give_up_at = time.monotonic() + self._reconnect_seconds
         is_led = False
@@ -454,7 +455,7 @@ class Services:
         raise self._addresses.failure(errors[-1], errors)
 
     def _session(self, at: Endpoint) -> "http_session.HttpSession":
-        if at not in self._sessions:  # An address that a standby named.
+        if at not in self._sessions:  # A standby has named this address.
             self._sessions[at] = http_session.HttpSession(at, bearer_of)
         return self._sessions[at]
 
@@ -495,7 +496,7 @@ class Services:
             raise _unreadable(shown, what, response, text, session.through, error) from error
         found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
         if found and "moorage-as-of" in response.headers:
-            # A standby's answer may be outdated: ask the leader.
+            # The answer of a standby may be outdated: ask the leader.
             leader = response.headers.get("moorage-leader") or None
             raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:
@@ -516,7 +517,7 @@ def _unreadable(
     through: str,
     error: Exception,
 ) -> ConnectionFailed:
-    """Return our error for an answer that is not JSON.
+    """Return the error of this package for an answer that is not JSON.
 
     Args:
         shown: URL of the server.
@@ -538,7 +539,7 @@ def _unreadable(
 
 
 class _TooLongError(ValueError):
-    """An answer is longer than the longest one of a real server."""
+    """An answer is longer than any that a real server sends."""
 
 
 def _content(response: "requests.Response") -> bytes:
@@ -559,7 +560,7 @@ def _alias(alias: str, action: str = "") -> str:
 
 
 def _refusal(reply: JsonValue, code: Code, reason: str) -> RequestRefused:
-    """Return the error for a failure body; documented services send `error` as a plain text.
+    """Return the error for a failure reply; documented services send `error` as plain text.
 
     A Moorage server also sends `details`.
     """

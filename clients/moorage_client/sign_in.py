@@ -1,8 +1,8 @@
 """The tokens of `moorage login`: stored per server, and refreshed before they expire.
 
-The client sends a token only to the host for which the issuer gave it, and to the writer that this
-host names if it is a standby. The client reads the token again for each connection and each request
-over HTTP, so long-running programs use refreshed tokens.
+The client sends a token only to the host for which the issuer gave the token, and, if this host is
+a standby, to the writer that it names. The client reads the token again for each connection and
+each request over HTTP, so long-running programs use refreshed tokens.
 """
 
 import base64
@@ -28,7 +28,7 @@ REFRESH_BEFORE_SECONDS: Final = 30.0
 """Seconds before its end at which a token is refreshed."""
 ISSUER_SECONDS_MAX: Final = 10.0
 _PASSING: Final = frozenset({429, *range(500, 600)})
-"""HTTP statuses that say nothing about the form: the issuer or its proxy is busy or failing."""
+"""HTTP statuses of an issuer, or of its proxy, that is busy or failing."""
 _SECURE: Final = ("https", "wss")
 
 
@@ -57,14 +57,14 @@ def origin_of(url: str) -> str:
 
 
 def read_stored_login(url: str) -> JsonObject | None:
-    """Return the stored login for the server of a URL; None if none can be read."""
+    """Return the stored login for the server of a URL; None without one that can be read."""
     with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
         return logins().read().get(origin_of(url))
     return None
 
 
 def bearer_of(endpoint: Endpoint) -> str | None:
-    """Return the token to send to an endpoint now; refresh a stored one if that is due.
+    """Return the token to send to an endpoint now; refresh a stored token that soon expires.
 
     Raises:
         SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has no token that can be sent.
@@ -96,7 +96,7 @@ def _is_due(login: JsonMapping) -> bool:
 
 
 def _refresh(entries: Entries, origin: str) -> Entries:
-    """Return the logins; that of `origin` has a new token, unless another command refreshed it."""
+    """Return the logins, with a new token for `origin` unless another command has refreshed it."""
     login = entries.get(origin)
     if login is None or not _is_due(login):
         return entries
@@ -133,7 +133,7 @@ def ask_issuer(
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.
 
-    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As it imports that.
+    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # It imports requests, too.
 
     endpoint = Endpoint(url, None, ca_file)
     if not url.startswith("https://") and not (url.startswith("http://") and endpoint.is_here):
@@ -162,7 +162,7 @@ def entry_of(answer: JsonMapping, audience: str) -> JsonObject:
     """Return the stored part of an issuer's answer: the token for the server, and its expiry.
 
     Raises:
-        SignInFailed: None of its tokens is for the server.
+        SignInFailed: No token in the answer is for the server.
     """
     for name in ("access_token", "id_token"):
         token = answer.get(name)

@@ -1,4 +1,4 @@
-"""A private JSON file that commands of one user share; changes replace it whole under a lock."""
+"""A private JSON file that commands of one user share; a change locks and replaces all of it."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ from moorage_client.errors import MoorageError
 from moorage_client.home import home
 
 LOCK_SECONDS_MAX: Final = 15.0
-"""Seconds to wait for other commands that write; one of them may be calling an issuer."""
+"""Seconds to wait for other commands that write; another command may be waiting for an issuer."""
 
 _LOCK_PAUSE_SECONDS: Final = 0.02
 
@@ -46,7 +46,7 @@ class StateFile:
         path: The file; a missing file counts as empty.
         key: The key of all objects in the file.
         what: Name of the objects, for errors.
-        remedy: The remedy if the file has other contents, in words.
+        remedy: A sentence with the remedy if the file has other contents.
     """
 
     def __init__(self, path: Path, key: str, what: str, remedy: str) -> None:

@@ -19,19 +19,19 @@ def decode_text(content: bytes) -> str:
     """Decode UTF-8, or UTF-16 with a byte order mark; drop the mark.
 
     Raises:
-        UnicodeDecodeError: The bytes are neither.
+        UnicodeDecodeError: The bytes are neither UTF-8 nor marked UTF-16.
     """
     return content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
 
 
 def decode_source(content: bytes) -> str:
-    """Decode Python source by its encoding declaration (PEP 263), else as `decode_text`.
+    """Decode Python source by its encoding declaration (PEP 263), else as `decode_text` does.
 
     The returned text declares UTF-8, since the client sends it in UTF-8.
 
     Raises:
-        UnicodeDecodeError: The bytes are not in that encoding.
-        SyntaxError: There is no such encoding.
+        UnicodeDecodeError: The bytes are not in the declared encoding.
+        SyntaxError: The declared encoding does not exist.
     """
     if content.startswith(_UTF_16):
         return decode_text(content)
@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
 
     Raises:
         OSError: The file cannot be read.
-        UnicodeDecodeError: As `decode_text`.
+        UnicodeDecodeError: The content is neither UTF-8 nor marked UTF-16.
     """
     return decode_text(path.read_bytes())
 

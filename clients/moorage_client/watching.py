@@ -19,11 +19,11 @@ from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
-"""Maximum events buffered for a slow program; beyond it the oldest are dropped."""
+"""Maximum events buffered for a slow program; beyond this, the oldest are dropped."""
 
 
 class Watch:
-    """The news of some topics. Make one with `await Watch.begin(…)`.
+    """Receives the news of topics over its own socket; made by `await Watch.begin(…)`.
 
     Args:
         addresses: The addresses of the servers.
@@ -49,14 +49,14 @@ class Watch:
     async def begin(
         cls, endpoints: Sequence[Endpoint], topics: Sequence[str], reconnect_seconds: float
     ) -> Self:
-        """Begin to receive news; arguments and errors as `Client.watch`."""
+        """Begin to receive news; arguments and errors are those of `Client.watch`."""
         watch = cls(Addresses(endpoints), topics, reconnect_seconds)
         watch._connection = await watch._subscribe_and_settle(is_new=True)
         watch._ending = asyncio.create_task(watch._follow())
         return watch
 
     async def _follow(self) -> MoorageError:
-        """Continue at another server when one is lost; return the error that ended the watch."""
+        """Continue at another server after a lost connection; return the watch's last error."""
         while True:
             error = await self._connection.wait_end()
             goes_on = self._addresses.several or isinstance(error, TokenReplaced)
@@ -142,7 +142,7 @@ class Watch:
         self._arrived.set()
 
     async def next(self, seconds_max: float | None = None) -> Event | None:
-        """Return the next event; None if the watch is closed, or no event came in that time.
+        """Return the next event; None if the watch is closed, or no event came in time.
 
         Raises:
             ConnectionFailed: The connection is lost, and all received events were returned.
@@ -183,7 +183,7 @@ class Watch:
 async def watch(
     endpoints: Sequence[Endpoint], topics: Sequence[str], reconnect_seconds: float
 ) -> AsyncGenerator[Event, None]:
-    """Yield news as they come; arguments and errors as `Client.watch`."""
+    """Yield news as they come; arguments and errors are those of `Client.watch`."""
     news = await Watch.begin(endpoints, topics, reconnect_seconds)
     try:
         while (event := await news.next()) is not None:
@@ -195,7 +195,8 @@ async def watch(
 class News:
     """Events for a thread: `with client.watch("leases") as news: for event in news: …`.
 
-    `close`, the end of a `with` block or of the client ends it, and then also a loop over it.
+    `close`, the end of a `with` block, or the end of the client ends the news and each loop over
+    them.
 
     Args:
         thread: The client's thread.
@@ -228,7 +229,7 @@ class News:
         return event
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """Return the next event; None if the watch is closed, or no event came in that time.
+        """Return the next event; None if the watch is closed, or no event came in time.
 
         Raises:
             ConnectionFailed: The connection is lost.
@@ -236,7 +237,7 @@ class News:
         return self._thread.run(self._watch.next(timeout)) if self._open else None
 
     def close(self) -> None:
-        """Close the socket; a thread that waits for an event gets None. Idempotent."""
+        """Close the socket; a thread that waits for an event gets None. May be repeated."""
         if self._open:
             self._open = False
             self._closed(self)

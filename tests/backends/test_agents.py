@@ -119,7 +119,7 @@ async def test_an_agent_and_its_successor_refuse_an_order_with_a_smaller_fencing
     world: World,
 ) -> None:
     await world.fleet.start(order(fencing=5))
-    with pytest.raises(BackendError, match="fencing number 4 is outdated: one with 5"):
+    with pytest.raises(BackendError, match="fencing number 4 is outdated: an order with 5"):
         await world.fleet.start(order(fencing=4))
     again = AgentHost(MemoryBackend(), world.folder)
     with pytest.raises(BackendError, match="outdated"):
@@ -137,7 +137,8 @@ async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
         following = asyncio.create_task(world.host.serve(AgentSocket(connection), 0.05, 2))
         await until(lambda: world.host._epoch == 2)
         for late in (wire.StartOrder.of(order("b", fencing=4)), wire.StopOrder("a", 0.0)):
-            with pytest.raises(BackendError, match="with epoch 1, but one with 2 has led since"):
+            refusal = "with epoch 1 was not carried out: a server with epoch 2 has led since"
+            with pytest.raises(BackendError, match=refusal):
                 await deposed.call(late)
         following.cancel()
         with suppress(asyncio.CancelledError):

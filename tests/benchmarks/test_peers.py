@@ -132,7 +132,9 @@ async def confused(nodes):
     yield Confused([], keeps=True)
 
 
-@pytest.mark.parametrize(("run", "why"), [(dying, "its server ended"), (confused, "ZeroDivision")])
+@pytest.mark.parametrize(
+    ("run", "why"), [(dying, "the peer's server ended"), (confused, "ZeroDivision")]
+)
 async def test_a_peer_that_fails_ends_its_run(run, why: str) -> None:
     peer = Peer("odd", "home-made", "Odd", "", "", "", lambda: "1", run)
     async with asyncio.timeout(60):

@@ -164,5 +164,5 @@ def test_a_missing_catalog_is_noticed(damaged_copy):
     for each in data.glob("catalog*"):
         each.unlink()
     with serving(data) as server:
-        assert "catalog.db is not there, beside a ledger" in server.log()
+        assert "catalog.db is missing beside the ledger" in server.log()
         assert leases_by_id(server).keys() == {lease["id"] for lease in granted}

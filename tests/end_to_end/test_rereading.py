@@ -82,7 +82,7 @@ BROKEN = [
     ('[tokens]\nann = "two words"\n', "tokens", "each token for one tenant"),
     ("[tokens\n", "config", "expected a TOML file"),
     ('candidates_max = "x"\n' + FIRST, "candidates_max", "expected a whole number"),
-    ("", "tokens", "restart to turn them on or off"),
+    ("", "tokens", "restart to turn tokens on or off"),
     (None, "config", "cannot be read"),
 ]
 

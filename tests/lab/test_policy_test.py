@@ -180,7 +180,7 @@ async def test_a_policy_that_declines_most_feasible_requests_fails():
     report = await try_policy(PolicyTestJob(policy("return {'declined': 'it is Monday'}")))
     assert not report.passed
     (finding,) = report.findings
-    assert "it declined 74 of 77 requests, all of which fit: " in finding
+    assert "the policy declined 74 of 77 requests, all of which fit: " in finding
     assert "it is Monday" in finding
     assert "give --requests" in finding
 

@@ -306,7 +306,9 @@ async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
 
 async def test_the_wait_for_a_free_place_is_limited_only_by_the_wait_timeout(engine):
     await engine.acquire("holder", ALONE)
-    with pytest.raises(asyncio.TimeoutError, match=r"nothing of .* was free for 'a' within 0.01 s"):
+    with pytest.raises(
+        asyncio.TimeoutError, match=r"no resource of .* was free for 'a' within 0.01 s"
+    ):
         await engine.acquire("a", ALONE, timeout=0.001, wait_timeout=0.01)
     patient = asyncio.create_task(engine.acquire("b", ALONE, timeout=0.001))
     await asyncio.sleep(0.02)  # Longer than `timeout`, which bounds starts only.

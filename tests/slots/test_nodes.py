@@ -280,7 +280,7 @@ def test_refused_requests_have_the_documented_errors():
         ({"gpus": 4}, "nodes: expected a list"),
         ({"resources": {"gpus": 4}}, "nodes: expected a list"),
         ({"nodes": [{"resources": {}}]}, r"nodes\[0\]"),
-        ({"nodes": [{"id": "a"}, {"id": "a"}]}, "'a' is there twice"),
+        ({"nodes": [{"id": "a"}, {"id": "a"}]}, "'a' occurs twice"),
         ({"nodes": [{"id": "a", "resources": {"gpus": [3]}}]}, r"nodes\[0\].resources.gpus\[0\]"),
         ({"nodes": [{"id": "a", "reources": {}}]}, r"nodes\[0\]: unknown 'reources'"),
         ({"nodes": [], "gpus": 1}, "pool: unknown 'gpus'"),

@@ -50,7 +50,7 @@ def test_every_layout_of_a_specification_gives_an_equal_pool(document):
         ({"resources": {"gpus": [{"id": "a", "slots": float("nan")}]}}, r"gpus\[0\].slots"),
         ({"resources": {"gpus": [{"id": "a", "slots": "1"}]}}, r"gpus\[0\].slots"),
         ({"resources": {"gpus": [{"id": "a", "slot": 1}]}}, "unknown 'slot'"),
-        ({"resources": {"gpus": [{"id": 1}, {"id": "1"}]}}, "'1' is there twice"),
+        ({"resources": {"gpus": [{"id": 1}, {"id": "1"}]}}, "'1' occurs twice"),
         *(({"resources": {kind: 1}}, "name of a type") for kind in ("nodes", "", 3)),
         ({"resources": ONE, "extra": 1}, "unknown 'extra'"),
         ({"resources": ONE, "additional_properties": [1]}, "additional_properties"),

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH that gives servers a shifted calendar."""
+"""A folder for PYTHONPATH that shifts the calendar of servers."""

@@ -120,7 +120,7 @@ _Project = Annotated[str, _of_lease(help="Project to whose use the lease is adde
 
 
 def requirement(text: str) -> JsonObject:
-    """Convert a label selector, in the syntax of `kubectl get -l`, to a requirement of `where`.
+    """Convert a label selector (in the syntax of `kubectl get -l`) to a requirement of `where`.
 
     Raises:
         typer.BadParameter: The selector is invalid.
@@ -244,7 +244,7 @@ def ask(
 
 
 def _refuse_ended(lease: Lease | None, key: str | None) -> None:
-    """Fail if the key of a request names a lease that has ended."""
+    """Raise an error if the idempotency key of a request returned a lease that has ended."""
     if lease is not None and lease.state in _OVER:
         remedy = f". --key {key} names this lease: use another key" if key else ""
         raise LeaseLost(lease.id, (lease.reason or f"it is {lease.state}") + remedy)
@@ -297,7 +297,7 @@ def release(
     """End a lease; repeating the command changes nothing and prints the same."""
     token = lease_token or read_stored_token(lease)
     released = session.run(lambda client: client.release(lease, token))
-    # The stored token stays, so that a second release answers the same; it is dropped after days.
+    # The token stays stored, so that a second release answers the same; it is dropped after days.
     session.say(released.document(), f"lease {lease} is {released.state}")
 
 
@@ -336,7 +336,7 @@ def _shorter(ttl_min: float) -> JsonObject:
 
 
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
-    """Return the lease terms for preemption; empty if the lease may not be preempted."""
+    """Return the lease terms about preemption; empty if the lease may not be preempted."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
             raise typer.BadParameter(f"{option} needs --preemptible")
@@ -408,15 +408,15 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
             note(f"The placement is for alternative {lease.choice} of --or.")
         if lease.ttl_max_seconds is not None:
             note(
-                f"It lasts {lease.ttl_max_seconds:.0f} s at most: then its nodes are reserved or"
-                " drained."
+                f"The lease lasts at most {lease.ttl_max_seconds:.0f} s: then its nodes are "
+                "reserved or drained."
             )
         note(
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
         if not stored:
-            note(f"Write down its token, which was not stored: {lease.token}")
+            note(f"Write down the lease's token, which was not stored: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)
 
@@ -436,7 +436,7 @@ def _envelope(answer: Answer) -> JsonObject:
 
 
 def read_stored_token(lease: str) -> str | None:
-    """Return the stored token of a lease, or None: the caller's own leases need no token."""
+    """Return the stored token of a lease; None is enough for a lease of the caller's own."""
     try:
         return TokenFile(state_path()).token(lease)
     except StateUnusable:
@@ -444,7 +444,7 @@ def read_stored_token(lease: str) -> str | None:
 
 
 def token_of(lease: str, given: str | None) -> str:
-    """Return the token of a lease, from the option or from the file.
+    """Return the token of a lease, from the option or from the file of stored tokens.
 
     Raises:
         TokenMissing: Neither the option nor the file has the token.

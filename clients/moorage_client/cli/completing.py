@@ -1,7 +1,7 @@
 """Shell completions of values: ids of leases and requests, URIs of policies, and clusters.
 
-A completion asks the server and waits a moment for the answer. Without an answer it completes
-nothing, and prints nothing: the user is in the middle of a line.
+A completion asks the server and waits a moment for the answer. Without an answer, a completion
+completes nothing, and prints nothing: the user is in the middle of a line.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SECONDS_MAX: Final = 1.5
 SHOWN_MAX: Final = 200
 
 Names = list[tuple[str, str]]
-"""Completions, each with a description of one word."""
+"""Completions, each with a one-word description."""
 
 
 def leases(context: typer.Context, incomplete: str) -> Names:

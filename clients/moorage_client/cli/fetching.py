@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 FETCHED_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of all files of a run together."""
+"""Maximum bytes that are fetched of all files of a run together."""
 _SHOWN_MAX: Final = 10
 
 
@@ -36,9 +36,9 @@ def check_folder(folder: Path) -> Path:
 
 
 async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
-    """Download the files of a lease's last start; print the skipped ones; return whether all came.
+    """Download the files of a lease's last start; print skipped files; return whether all came.
 
-    The paths come from the machine of the run; a path that leads out of the folder is skipped.
+    The machine of the run names the paths, so a path that leads out of the folder is skipped.
     """
     message = {"op": "files", "lease": lease, "token": token}
     try:

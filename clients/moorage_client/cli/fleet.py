@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
-"""A prefix of a node's hash, as tables show it."""
+"""The form of a node's hash as tables shorten it."""
 DEFAULT: Final = "show"
 """The command that runs if the first argument names no command."""
 
@@ -50,7 +50,7 @@ class FleetGroup(typer.core.TyperGroup):
 
 
 class _Count(Struct):
-    """A number of nodes, GPUs or CPUs in a cluster; for CPUs it may be a fraction."""
+    """A number of nodes, GPUs or CPUs in a cluster; a number of CPUs may be a fraction."""
 
     count: int | float = 0
 
@@ -178,7 +178,7 @@ def _register(
     replace: bool,
     merge: bool,
 ) -> list[JsonObject]:
-    """Store the documents one by one, and return each outcome."""
+    """Store cluster documents one by one, and return each outcome."""
     done: list[JsonObject] = []
     try:
         for document in documents:
@@ -314,7 +314,7 @@ def read_place(given: str) -> tuple[str, str]:
     """Return cluster and node of `CLUSTER[/NODE]`; the node is empty for a whole cluster.
 
     Raises:
-        typer.BadParameter: A name is empty, as that of an unset variable of the shell.
+        typer.BadParameter: A name is empty, for example since a variable of the shell is not set.
     """
     cluster, slash, node = given.partition("/")
     if not cluster or (slash and not node):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 RETRY_SECONDS: Final = 2.0
-"""Seconds before the next attempt to reach a server that did not answer."""
+"""Seconds between two attempts to reach a server that does not answer."""
 
 _Lines = queue.Queue[tuple[str, bytes]]
 
@@ -74,7 +74,7 @@ def _read_clusters_of(services: "Services", names: Sequence[str]) -> dict[str, D
 
 
 def _register(services: "Services", document: Document) -> None:
-    """Store a document; repeat until the server answers."""
+    """Store a cluster document; repeat until the server answers."""
     noted = False
     while True:
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES: Final = (1, 2, 4, 8)
 """Request sizes to show, in GPUs of one node."""
 AT_ONCE: Final = 8
-"""Clusters read at the same time."""
+"""Maximum clusters that are read at the same time."""
 WHOLE: Final = 1000
 
 
@@ -33,7 +33,7 @@ class _Model:
         free: GPUs that are free as a whole.
         part_milli: Free thousandths of partly held GPUs.
         fits: The number of requests that fit, by size in whole GPUs of one node (`SIZES`).
-        clusters: The clusters that have such GPUs.
+        clusters: The clusters that have GPUs of the model.
     """
 
     total: int = 0

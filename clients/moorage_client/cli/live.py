@@ -1,4 +1,4 @@
-"""Listings: printed once, or with `--watch` again after each change.
+"""Prints listings once, or with `--watch` again after each change.
 
 On a terminal the table is redrawn in place; elsewhere each state is printed after the previous one,
 as a table with its time or as one line of JSON.
@@ -39,7 +39,7 @@ REFRESH_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.25
 """Shortest time between two updates, in seconds, since news comes in bursts."""
 RETRY_SECONDS: Final = 1.0
-"""Seconds before the next attempt to reach a lost server."""
+"""Seconds between two attempts to reach a lost server."""
 
 Fetch = Callable[["Client"], Coroutine[object, object, list[JsonObject]]]
 """Reads the rows of a listing, as documents, through a client."""
@@ -64,7 +64,7 @@ def show_listing(
     Args:
         session: The server and the output format.
         fetch: Gets the rows from a client.
-        columns: As for `table`.
+        columns: Headings, in the form of `table`.
         cells: Returns the cells of rows, by column.
         empty: The sentence to print if there are no rows.
         watch: Whether to print again after changes.
@@ -190,4 +190,4 @@ class _Printed:
         note(f"reconnecting: {why}")
 
     def end(self) -> None:
-        """Do nothing: everything is printed already."""
+        """Do nothing: all rows are printed already."""

@@ -86,7 +86,7 @@ def _origins(session: CommandSession, server: str) -> list[str]:
 
 
 def _discover(issuer: str, ca_file: str) -> JsonObject:
-    """Return the issuer's metadata."""
+    """Return the issuer's metadata, from its discovery document."""
     url = issuer.rstrip("/") + _DISCOVERY
     failed, found = ask_issuer(url, ca_file)
     if failed is not None or found.get("issuer") != issuer:
@@ -99,7 +99,7 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
 def _authorize(
     found: JsonMapping, form: dict[str, str], offered: JsonMapping, ca_file: str
 ) -> JsonObject:
-    """Show URL and code, and wait for the user; return the issuer's answer with tokens."""
+    """Print the URL and the code, and wait for the user; return the issuer's answer with tokens."""
     audience = str(offered["audience"])
     wanted = {**form, "scope": str(offered["scopes"]), "audience": audience}
     if ":" in audience:  # RFC 8707 takes URIs only.

@@ -1,6 +1,7 @@
 """The commands that test policies without a server: test, backtest.
 
-They need the server's sandbox and core, which a client does not import; see `server_program`.
+These commands need the server's sandbox and core, which a client does not import; see
+`server_program`.
 """
 
 import sys
@@ -23,7 +24,7 @@ SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
 """Maximum lines in a profile."""
 SHARE_SHOWN: Final = 0.001
-"""Smallest share of the time of a line in a profile."""
+"""Smallest share of the time that a line of a profile needs to be shown."""
 
 SEED_MAX: Final = 2**31 - 1
 """Largest seed: a request's own seed joins this seed and the request's number, in 63 bits."""
@@ -112,7 +113,7 @@ def policy_document(
 
 
 def _documents(path: Path | None, option: str) -> list[JsonObject]:
-    """Return the objects in a file, which has a list of them or a single one."""
+    """Return the objects in a file, which has a list of objects or a single object."""
     if path is None:
         return []
     value = read_json(path, f"{option}: ")
@@ -139,7 +140,7 @@ def _show(report: JsonObject) -> None:
         if longest:  # Rankings and blocks are not timed.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:
-        note(f"it printed:\n{report['printed']}")
+        note(f"the policy printed:\n{report['printed']}")
     if report["profile"]:
         _show_profile(report["profile"])
     say(f"{report['uri']}: {'passed' if report['passed'] else 'NOT SOUND'}")
@@ -160,7 +161,7 @@ def _show_profile(profile: JsonObject) -> None:
             for line in profile["lines"][:LINES_SHOWN]
             if line["seconds"] >= SHARE_SHOWN * total
         ),
-        empty="No line of it was run.",
+        empty="No line of the policy was run.",
     )
 
 

@@ -56,14 +56,14 @@ SHORT_CHARS: Final = 12
 """Shown characters of a node's hash; `fleet cordon` accepts them as a name."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 _RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
-"""Finds the fields in an error for which the command line has options."""
+"""Finds the fields in an error that options of the command line set."""
 _DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
 """Fields of a refusal that contain sentences and never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
 _FAR_SECONDS: Final = 1e12
-"""Largest time to show, in about thirty thousand years; a larger number is no time."""
+"""Largest number that is shown as a time, some thirty thousand years from now."""
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
@@ -119,7 +119,7 @@ def print_json(document: JsonValue) -> None:
     """Print one JSON document on stdout, or a YAML document with `-o yaml`.
 
     Raises:
-        UnreadableError: It is nested too deep.
+        UnreadableError: The document is nested too deep.
     """
     if not as_yaml.get():
         sys.stdout.write(_json(document, indent=2) + "\n")
@@ -133,7 +133,7 @@ def print_json(document: JsonValue) -> None:
 
 
 def to_line(document: JsonValue) -> str:
-    """Return a document as JSON in one line. Raises as `print_json`."""
+    """Return a document as JSON in one line; raise `UnreadableError` if it is nested too deep."""
     return _json(document, ensure_ascii=False)
 
 
@@ -200,8 +200,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
     """Print a table, or the sentence `empty` if there are no rows.
 
     Args:
-        columns: Headings. A heading that ends in `>` aligns its column to the right; a column whose
-            heading ends in `?` is shown only if its cells differ.
+        columns: Headings. A heading with a final `>` aligns its column to the right; a column whose
+            heading has a final `?` is shown only if its cells differ.
         rows: Cells by row.
         empty: The sentence in place of an empty table.
     """
@@ -213,7 +213,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """Return a table of rich; arguments as for `table`."""
+    """Return a table of rich; the arguments are those of `table`."""
     from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
     from rich.table import Table  # noqa: PLC0415  # As above.
     from rich.text import Text  # noqa: PLC0415  # As above.
@@ -247,7 +247,7 @@ def console() -> "Console":
 
 
 def render(shown: "RenderableType") -> str:
-    """Render an object of rich as text; if rich printed it, a closed pipe would end the process."""
+    """Render an object of rich as text: if rich printed, a closed pipe would end the process."""
     ours = console()
     with ours.capture() as captured:
         ours.print(shown)
@@ -266,7 +266,7 @@ def fields(document: JsonMapping) -> None:
 
 def _value(name: str, value: JsonValue) -> str:
     if name in _TIMES and value == 0:
-        return ""  # It has not happened and is not planned.
+        return ""  # The event has not happened and is not planned.
     if name in _DETAILS:
         return detail(name, value, in_words)
     shown = without_empty(_with_local_times(name, value, _LEVELS))
@@ -310,7 +310,7 @@ def in_words(value: JsonValue, levels: int = _LEVELS) -> str:
 
 
 def count_things(number: int | str, what: str) -> str:
-    """Return a number of things: 1 node, 2 nodes."""
+    """Return a count with its noun, in the plural unless the count is 1: "1 node", "2 nodes"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -363,7 +363,7 @@ def local_time(at: float) -> str:
     try:
         when = datetime.fromtimestamp(at, UTC).astimezone()
     except (ValueError, OverflowError, OSError):
-        return f"{at:g}"  # No calendar has it.
+        return f"{at:g}"  # No calendar has this time.
     return when.isoformat(sep=" ", timespec="seconds")
 
 
@@ -379,7 +379,7 @@ def failure_document(error: MoorageError) -> JsonObject:
 
 
 def failure(code: str, message: str) -> JsonObject:
-    """Return a failure that did not come from the server, in the same shape."""
+    """Return a failure that did not come from the server, in the shape of a failure reply."""
     error = {"code": code, "reason": message}
     return {"success": False, "message": message, "error": error}
 
@@ -414,7 +414,7 @@ def _explain_place(error: ConnectionFailed) -> None:
     """Print advice for reaching a server that does not answer."""
     match error:
         case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
-            pass  # Their messages say what to do.
+            pass  # The messages of these errors say what to do.
         case IssuerSilent():
             note("That is the issuer of this server's tokens. Try again, or use --token.")
         case AddressesFailed(url=url):

@@ -39,7 +39,7 @@ FILES_MAX: Final = 256
 ENTRY: Final = "function.py"
 
 _FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
-"""File names that a server shows in its messages."""
+"""The form of file names that a server shows in its messages."""
 
 DOCUMENT: Final = "policy.json"
 """File beside `code/` with the fields of the PolicyRule document other than the code."""
@@ -219,7 +219,7 @@ def read_json(path: Path, before: str = "") -> JsonValue:
     """Return the JSON value in a file.
 
     Raises:
-        typer.BadParameter: There is none; `before` begins the message.
+        typer.BadParameter: The file has no JSON value; `before` begins the message.
     """
     try:
         return json.loads(read_text(path))

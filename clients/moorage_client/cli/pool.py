@@ -41,14 +41,14 @@ _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
 
 
 class _Slot(Struct):
-    """An instance of a pool, with its free or held slots."""
+    """An instance of a pool's resources, with its free or held slots."""
 
     id: str | int
     slots: int | float = 0
 
 
 class _Holding(Struct):
-    """A holder and its slots of a pool."""
+    """A holder of slots of a pool, and these slots."""
 
     transaction: str
     resources: dict[str, list[_Slot]] = {}

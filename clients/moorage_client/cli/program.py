@@ -1,4 +1,4 @@
-"""All commands, and the only place that turns their errors into output and exit codes."""
+"""Has all commands, and turns their errors into output and exit codes."""
 
 import logging
 import sys
@@ -192,10 +192,10 @@ def run(arguments: Sequence[str] = ()) -> int:
     Args:
         arguments: The arguments without the program's name; default: those of the process.
     """
-    # The command line prints every failure itself; the library's log would repeat it.
+    # The command line prints every failure itself; the log of `websockets` would repeat it.
     logging.getLogger("websockets").addHandler(logging.NullHandler())
     arguments = arguments or sys.argv[1:]
-    # Read them before the parser, which may fail first: scripts rely on JSON even then.
+    # Read the options before the parser, which may fail: scripts rely on JSON even then.
     as_json = "--json" in arguments or _output(arguments) in {"json", "yaml"}
     as_yaml.set(_output(arguments) == "yaml")
     try:
@@ -234,7 +234,7 @@ def _output(arguments: Sequence[str]) -> str:
 
 
 def _print_failure(as_json: bool, error: MoorageError) -> int:
-    """Print a failure that came from the server, or on the way to it."""
+    """Print a failure that came from the server, or occurred on the way to it."""
     try:
         if as_json:
             print_json(failure_document(error))

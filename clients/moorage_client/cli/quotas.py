@@ -157,7 +157,7 @@ def _resource(name: str) -> str:
 
 
 def _amount_text(resource: str, amount: int | None) -> str:
-    """Return an amount for people: GPUs instead of milli."""
+    """Return an amount as text for people: GPUs instead of milli."""
     if amount is None:
         return "-"
     return f"{amount / GPU_MILLI:g}" if resource == "gpu_milli" else str(amount)

@@ -40,9 +40,9 @@ CONTAINERS_ONLY: Final = frozenset({"kubernetes"})
 FOLLOW_SECONDS: Final = 10.0
 """Longest wait of one request for more output, in seconds."""
 END_SECONDS_MAX: Final = 30.0
-"""Longest time between the end of a workload and the end of its lease, in seconds."""
+"""Longest wait, in seconds, from the end of a workload to the end of its lease."""
 LEAVE_SECONDS: Final = 2.0
-"""If a second Ctrl-C comes more than this time after the first, it exits at once."""
+"""Seconds after a first Ctrl-C from which on a second Ctrl-C ends the command at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
 """Phases of workloads that have ended."""
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
@@ -54,10 +54,10 @@ REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 NOT_FETCHED: Final = 1
 """Exit code of a successful run whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)
-"""Exit codes of a program that cannot be run or does not exist, and so printed nothing."""
+"""Exit codes of a program that cannot be run or does not exist, and that so printed nothing."""
 _UNHEARD: Final = "had not heard the server"
-"""Part of the reason if a machine ended its own workload, with any exit code; see the supervisor of
-the backend `local`."""
+"""Part of the reason if a machine without contact to the server ended its own workload; see the
+supervisor of the backend `local`."""
 _SIGNALLED: Final = 128
 """Base of a shell's exit code for a command that a signal ended: add the signal's number."""
 
@@ -194,7 +194,7 @@ def _name_option(refused: RequestRefused) -> None:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice that this server supports; None if the user made this choice."""
+    """Return a choice that this server supports; None if the user named the refused part."""
     known = read_as(_Known, refused.details)
     there = [*known.nearest, *known.registered]
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:
@@ -265,7 +265,7 @@ async def _hold(
 async def _say_why(client: "Client", lease: str, code: int) -> None:
     """Print why a workload was ended, for example by a preemption, or why it never ran.
 
-    A command that ends by itself with an exit code needs no such reason.
+    A command that ends by itself with an exit code needs no reason.
     """
     with contextlib.suppress(MoorageError):  # Without the reason, the exit code still counts.
         reason = str((await client.status(lease)).get("reason") or "")
@@ -277,7 +277,7 @@ async def _wait_end(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait a limited time until a released lease's workload has ended; print its last output."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
-            with contextlib.suppress(MoorageError):  # For example, it never ran.
+            with contextlib.suppress(MoorageError):  # For example, the workload never ran.
                 await reader.follow()
             while (await client.status(lease)).get("state") == "ending":
                 pause = LOOK_SECONDS  # Only watchers get an event of this change.
@@ -423,7 +423,7 @@ class _Reader:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if part.over:
-                if part.exit_code is None:  # It never ran, or the server did not see its end.
+                if part.exit_code is None:  # The workload never ran, or its end was not seen.
                     raise await self._lost("it is not known how the workload ended")
                 return part.exit_code
             self._go_on(part)
@@ -471,7 +471,7 @@ def _decode(text: str) -> bytes:
 
 
 def _exit_code(code: int) -> int:
-    """Return the exit code that a shell would have for a command's end."""
+    """Return the exit code with which a shell reports a command's end."""
     return code if code >= 0 else _SIGNALLED - code
 
 
@@ -490,9 +490,10 @@ def _variables(given: list[str]) -> dict[str, str]:
 def _stop_on_signals() -> list[signal.Signals]:
     """Let signals cancel this command, so that its lease is released; return these signals.
 
-    Only the first signal does: Ctrl-C comes twice, and a session that closes sends SIGHUP and
-    SIGTERM. The second signal must not cut off the release that the first one began. A Ctrl-C some
-    seconds later exits at once: the server may be gone, and the lease then ends with its TTL.
+    Only the first signal cancels the command: Ctrl-C comes twice, and a session that closes sends
+    SIGHUP and SIGTERM. The second signal must not cut off the release that the first one began. A
+    Ctrl-C some seconds later exits at once: the server may be gone, and the lease then ends with
+    its TTL.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -49,7 +49,7 @@ def sentence(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> 
 
 
 def detail(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> str:
-    """Return the value of a detail in words; arguments as for `sentence`."""
+    """Return the value of a detail in words; the arguments are those of `sentence`."""
     if name == "misfits" and isinstance(value, Mapping):
         return " ".join(filter(None, (_misfit(*each) for each in value.items())))
     if name == "largest" and isinstance(value, Mapping) and value.get("nodes") == 0:

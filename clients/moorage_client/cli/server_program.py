@@ -27,7 +27,7 @@ def check_installation() -> None:
 
 
 def become_server(program: str, *arguments: str) -> NoReturn:
-    """Replace this process by a program of the server package, which then gets all signals."""
+    """Replace this process by a program of the server package, which then gets the signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     command = launch.command(program, *arguments)
@@ -38,8 +38,8 @@ def run(command: str, job: JsonObject) -> JsonObject:
     """Run a job in the server package and return its outcome.
 
     Raises:
-        typer.BadParameter: The job cannot be done: a file is wrong, or this machine has no jail or
-            no server package.
+        typer.BadParameter: The job fails: a file is wrong, or this machine has no jail or no
+            server package.
     """
     check_installation()
     try:

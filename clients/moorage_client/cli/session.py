@@ -80,7 +80,7 @@ OutputOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class CommandSession:
-    """The values of the shared options; the clients add the environment and the defaults.
+    """The values of the options that all commands share, and how a command uses them.
 
     Args:
         url: WebSocket URL of the server, or of several, separated by commas.
@@ -137,11 +137,11 @@ class CommandSession:
             print_in_words(document)
 
     def services(self) -> "Services":
-        """Return a client of the HTTP side, to be used in a `with`.
+        """Return a client of the server's HTTP port, to be used in a `with`.
 
         Raises:
             typer.BadParameter: Only the WebSocket's URL is given, so the default HTTP URL may be
-            another server's.
+                another server's.
         """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 

@@ -24,7 +24,7 @@ from moorage_client.text_files import plain_name
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
 _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
-"""The form in which a finding names a file of a policy."""
+"""The form in which a finding of a test names a file of the policy."""
 
 
 def test_file_of(path: Path, job: JsonMapping) -> JsonObject:
@@ -64,7 +64,7 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
     Args:
         path: The author's file or folder, or the URI of a policy on a server.
         document: The policy's PolicyRule document.
-        done: The action after a success, in a word such as `registered`.
+        done: The action after a success, as a word such as `registered`.
         quiet: Whether to print only faults that stop the action, as one JSON document.
         force: Whether to continue even if the policy is not sound.
 
@@ -111,7 +111,7 @@ def own_names(path: Path) -> Iterator[None]:
         path: The author's path of the policy.
 
     Raises:
-        RequestRefused: The error of the block, with the author's names.
+        RequestRefused: The refusal that the block raised, with the author's file names.
     """
     try:
         yield

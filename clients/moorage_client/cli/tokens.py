@@ -10,10 +10,10 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 LEASES_MAX: Final = 10_000
-"""Maximum leases in the file; beyond it the leases that end first are dropped."""
+"""Maximum leases in the file; beyond this, the leases that end first are dropped."""
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
-"""Seconds after a lease's known end until its entry is dropped: other programs may renew it."""
+"""Seconds from a lease's known end until its entry is dropped: other programs may renew it."""
 
 
 def state_path() -> Path:
@@ -61,7 +61,7 @@ class TokenFile:
         self._file.change(lambda entries: _prune({**entries, lease.id: entry}))
 
     def note_renewal(self, lease: Lease) -> None:
-        """Store the new end of a stored lease. Errors as `keep`."""
+        """Store the new end of a stored lease. Errors are those of `keep`."""
 
         def note(entries: Entries) -> Entries:
             if lease.id in entries:

@@ -112,7 +112,7 @@ def _about(answer: JsonObject) -> str:
         case "waiting":
             reason = answer.get("reason", "")
             return f", number {answer['position']} in the queue" + (f": {reason}" if reason else "")
-        case _:  # It is refused.
+        case _:  # The request is refused.
             return f": {answer['reason']}"
 
 
@@ -146,7 +146,7 @@ def _read_swap(given: str) -> tuple[str, str]:
 
 
 def _read_quota_change(given: str) -> JsonObject:
-    """Return the quota of a text `TENANT key=value …`, the format of the setting `quotas`."""
+    """Return the quota in a text `TENANT key=value …`, the format of the setting `quotas`."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")
     change: JsonObject = {"tenant": tenant} | ({"project": project} if slash else {})

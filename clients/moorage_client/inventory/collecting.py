@@ -17,7 +17,7 @@ from moorage_client.inventory.this_machine import machine_inventory
 from moorage_client.text_files import decode_text, plain_name
 
 FILE_BYTES_MAX: Final = 256 << 20
-"""Bytes of one file; a larger one is refused instead of read into memory."""
+"""Maximum bytes of one file; a larger file is refused instead of read into memory."""
 
 STDIN: Final = "-"
 MACHINE: Final = "local"
@@ -66,7 +66,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     Args:
         source: A source, in a form that the package's docstring lists.
         cluster_id: Id for a cluster that the source does not name; empty: the name of the file; if
-            the source is no file, the id stays empty.
+            the source is not a file, the id stays empty.
 
     Raises:
         InventoryError: The source cannot be read.

@@ -20,11 +20,11 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupLimit:
-    """A limit of CPU or memory.
+    """A limit of CPU or memory that a control group sets.
 
     Args:
         amount: Thousandths of a core, or bytes.
-        file: The file that sets it.
+        file: The file that has the limit.
     """
 
     amount: int
@@ -32,7 +32,7 @@ class GroupLimit:
 
 
 def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the smallest CPU limit, in thousandths of a core; None if there is none."""
+    """Return the smallest CPU limit, in thousandths of a core; None if no group sets a limit."""
     found = []
     for folder in _folders(process, "cpu"):
         new, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"
@@ -44,7 +44,7 @@ def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
 
 
 def memory_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the smallest limit of memory, in bytes; None if there is none. As `cpu_limit`."""
+    """Return the smallest limit of memory, in bytes; None if no group sets a limit."""
     found = []
     for folder in _folders(process, "memory"):
         for file in (folder / "memory.max", folder / "memory.limit_in_bytes"):
@@ -55,7 +55,7 @@ def memory_limit(process: Path = _SELF) -> GroupLimit | None:
 
 
 def _folders(process: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of the process's control groups, from its own up to the root."""
+    """Yield the folders of a process's control groups, from its own group up to the root."""
     paths = _paths(process)
     for root, point, kind, controllers in _mounts(process):
         if kind == "cgroup" and controller not in controllers:
@@ -63,7 +63,7 @@ def _folders(process: Path, controller: str) -> Iterator[Path]:
         path = paths.get(controller if kind == "cgroup" else "")
         if path is None:
             continue
-        # A container may see only its own group, mounted as the root.
+        # A container may see only its own group, which is mounted as the root.
         within = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
         folder = point.joinpath(*(part for part in within.parts if part not in {"/", ".."}))
         yield folder

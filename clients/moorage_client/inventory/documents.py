@@ -1,6 +1,6 @@
 """The result of all inventory readers, and the merge of documents of one cluster.
 
-`moorage.protocol.cluster_documents` makes the documents; the server's backends do so, too.
+`moorage.protocol.cluster_documents` makes the documents; the server's backends use it, too.
 """
 
 from collections.abc import Iterable
@@ -51,10 +51,10 @@ class InventoryError(MoorageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The contents of sources.
+    """The documents that were read from sources, and notes about them.
 
     Args:
-        documents: One for each cluster; if an `id` is empty, the caller must choose one.
+        documents: One for each cluster; if an `id` is empty, the caller must choose the id.
         notes: Sentences for a person: omitted nodes, devices that could not be read.
     """
 

@@ -29,8 +29,8 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
         cluster_id: Id of the cluster, since Kubernetes has none; empty: the caller chooses it.
 
     Raises:
-        InventoryError: The document lists no nodes, or none to import, or a field does not match
-            the documented API.
+        InventoryError: The document lists no nodes, or no node that can be imported, or a field
+            does not match the documented API.
     """
     single = document.get("kind") == "Node"
     items = [document] if single else document.get("items")

@@ -24,12 +24,12 @@ STOP_SECONDS_MAX: Final = 10.0
 
 
 def is_live(source: str) -> bool:
-    """Return whether a source is a cluster to read from."""
+    """Return whether a source names a Kubernetes cluster that runs."""
     return source.partition(":")[0] == KUBERNETES
 
 
 def live_inventory(source: str, cluster_id: str) -> Inventory:
-    """Return the current state of a cluster.
+    """Return the current state of a Kubernetes cluster, read from its API server.
 
     Args:
         source: `kubernetes`, or `kubernetes:CONTEXT` for another context than the current one.
@@ -41,7 +41,9 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
     with follow_cluster(source, cluster_id, watch=False) as lines:
         line = lines.readline()
     if not line:
-        raise InventoryError(source, "", f"an answer of {PROGRAM}; its last output is above")
+        raise InventoryError(
+            source, "", f"a cluster from {PROGRAM}, which ended without; its last output is above"
+        )
     said: JsonObject = json.loads(line)
     if "error" in said:
         raise InventoryError(source, "", f"a cluster that can be read ({said['error']})")
@@ -52,7 +54,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
     """Return the id of the cluster of a source: by default the name of its context.
 
     Raises:
-        InventoryError: There is no id: no kubeconfig names a current context.
+        InventoryError: No id is given, and no kubeconfig names a current context.
     """
     found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
@@ -61,7 +63,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
 
 
 def current_context() -> str:
-    """Return the current context of the kubeconfig, as kubectl finds it; "" if there is none."""
+    """Return the current context of the kubeconfig, as kubectl finds it; "" without a context."""
     import yaml  # noqa: PLC0415  # Slow to import.
 
     default = os.path.expanduser("~/.kube/config")  # noqa: PTH111  # Raises nothing without a home.

@@ -1,7 +1,7 @@
 """Reads this machine's NVIDIA GPUs through NVML, as devices of a cluster document.
 
-`this_machine` calls it. The bindings (`nvidia-ml-py`, module `pynvml`) are the extra `nvml`, and
-are loaded only here.
+`this_machine` calls this module. The bindings (`nvidia-ml-py`, module `pynvml`) are the extra
+`nvml`, and are loaded only here.
 """
 
 import importlib
@@ -28,7 +28,7 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
 
     Raises:
         InventoryError: The driver is loaded, but its devices cannot be read: a document without
-            devices would say that the machine has none.
+            devices would say that the machine has no devices.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -64,13 +64,13 @@ def _none(source: str, why: str) -> tuple[list[Document], str, str]:
 
 
 def _devices(nvml: ModuleType, handle: object, index: int, group: str) -> list[Document]:
-    """Return one physical device, or the MIG instances that it is divided into."""
+    """Return a physical device as one document, or its MIG instances as one document each."""
     numa = _numa(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
     instances = _instances(nvml, handle)
     if instances is None:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
         model = str(nvml.nvmlDeviceGetName(handle))
-        # The id is the index as text, also if MIG instances of other devices precede it.
+        # The id is the index as text, even if MIG instances of other devices precede the device.
         uuid = _uuid(nvml, handle)
         return [device(model, memory, name=str(index), link_group=group, numa=numa, uuid=uuid)]
     return [
@@ -96,7 +96,7 @@ def _uuid(nvml: ModuleType, handle: object) -> str:
 
 
 def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | None:
-    """Return the MIG instances of a device with their numbers; None if it is not divided."""
+    """Return the MIG instances of a device with their numbers; None for an undivided device."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:
@@ -113,7 +113,7 @@ def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | N
 
 
 def _link_groups(nvml: ModuleType, handles: Sequence[object]) -> list[str]:
-    """Return the NVLink group of each device; empty if there are none."""
+    """Return the NVLink group of each device; empty: the device has no NVLink."""
     groups = list(range(len(handles)))
     for first, one in enumerate(handles):
         for second in range(first):

@@ -1,6 +1,7 @@
 """Reads tables of nodes with the columns of the openb trace (Alibaba, 2023), as CSV.
 
-`moorage fleet import` uses it, and `moorage.lab`, which replays requests against such a fleet.
+`moorage fleet import` uses this module, as does `moorage.lab`, which replays requests against the
+machines of a table.
 """
 
 import csv
@@ -19,7 +20,7 @@ from moorage_client.inventory.documents import (
 )
 
 ROWS_MAX: Final = 1_000_000
-"""Rows of one CSV file; a longer file is refused instead of read into memory."""
+"""Maximum rows of one CSV file; a longer file is refused instead of read into memory."""
 _HEADER_CHARS_MAX: Final = 200
 COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
@@ -31,7 +32,7 @@ class TableError(InventoryError):
         path: The file.
         line: Number of the line, from 1; 0: the whole file.
         column: Name of the column; empty: the whole line.
-        expected: What was expected there.
+        expected: The expected content of the line or column.
     """
 
     def __init__(self, path: Path, line: int, column: str, expected: str) -> None:
@@ -71,7 +72,7 @@ class TableLine:
         """Return a whole number from 0, up to `most`, or raise `TableError`."""
         value = self.values[column]
         limit = f" up to {most}" if most is not None else ""
-        # isdecimal alone would take the digits of other scripts.
+        # `isdecimal` alone would accept digits of other scripts.
         if not (value.isascii() and value.isdecimal()) or (most is not None and int(value) > most):
             raise TableError(
                 self.path, self.number, column, f"a whole number{limit}, not {value!r}"
@@ -114,7 +115,7 @@ def nodes_in(path: Path, file: IO[str]) -> list[TraceNode]:
 def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLine]:
     """Yield the lines of a table that has at least these columns, or raise `TableError`.
 
-    Spreadsheets write a table with commas, semicolons or tabs, by their locale.
+    Fields may be separated by commas, semicolons or tabs: spreadsheets choose by their locale.
     """
     try:
         above, header = 0, file.readline()
@@ -138,7 +139,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLi
     except UnicodeDecodeError:
         raise TableError(path, 0, "", "text in UTF-8") from None
     except csv.Error as error:
-        # The inner reader also counts the line that failed, the outer one does not.
+        # The inner reader also counts the line that failed; the outer reader does not.
         line = above + reader.reader.line_num
         raise TableError(path, line, "", f"valid CSV ({error})") from None
 

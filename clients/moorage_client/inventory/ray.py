@@ -32,7 +32,7 @@ URL_DEFAULT: Final = "http://127.0.0.1:8265"
 NODES_MAX: Final = 10_000
 """Maximum nodes that Ray's API server returns (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
 REPLY_BYTES_MAX: Final = 256 << 20
-"""Bytes of one reply of the dashboard, whose summary names every process of every node."""
+"""Maximum bytes of one reply of the dashboard: its summary names each process of each node."""
 SECONDS_MAX: Final = 30.0
 """Seconds for connecting, and for each wait for more of a reply."""
 
@@ -54,7 +54,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
         cluster_id: Id of the cluster, since Ray has none; empty: the caller chooses it.
 
     Raises:
-        InventoryError: Nothing answers there, or the answer is not that of a Ray dashboard.
+        InventoryError: Nothing answers at the URL, or the answer is not that of a Ray dashboard.
         SettingRefused: No header can carry the cluster's token.
     """
     url = (url or URL_DEFAULT).rstrip("/")
@@ -76,7 +76,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 def ray_inventory(
     source: str, nodes: Sequence[JsonValue], cluster_id: str, summary: Sequence[JsonValue] = ()
 ) -> Inventory:
-    """Return the nodes of a Ray cluster as one cluster document; dead ones are left out.
+    """Return the nodes of a Ray cluster as one cluster document; dead nodes are left out.
 
     Args:
         source: The source's name in errors.
@@ -169,7 +169,7 @@ def _amount(source: str, place: str, value: JsonValue) -> float:
 
 
 def _token() -> str:
-    """Return the token from the places where Ray's tools look for it; empty if there is none.
+    """Return the token from the places where Ray's tools look for it; "" without a token.
 
     Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
     """

@@ -33,7 +33,7 @@ def machine_inventory(source: str, cluster_id: str) -> Inventory:
         cluster_id: Id of the cluster; empty: this machine's name.
 
     Raises:
-        InventoryError: There are NVIDIA GPUs, but they cannot be read.
+        InventoryError: This machine has NVIDIA GPUs, but they cannot be read.
     """
     host = platform.node() or "localhost"
     devices, driver, note = devices_here(source)
@@ -70,7 +70,7 @@ def memory_mib() -> int:
 
 
 def _meminfo(name: str) -> int:
-    """Return a line of /proc/meminfo in bytes; 0 if there is none."""
+    """Return a value of /proc/meminfo in bytes; 0 if the file has no such line."""
     try:
         text = _MEMINFO.read_text(encoding="ascii")
     except OSError:

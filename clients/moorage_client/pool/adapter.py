@@ -68,7 +68,7 @@ class ResourcePoolAdapter:
         return self._read(list[str], self._call("GET", "/types").get("types"))
 
     def empty(self) -> bool:
-        """Return whether there are no types."""
+        """Return whether the pool has no type of resource."""
         return not self.types
 
     def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
@@ -94,14 +94,14 @@ class ResourcePoolAdapter:
 
         Args:
             request: Members `{"type", "slots"}`.
-            pid: The process that gets the slots: when it dies, the server takes them back. Default:
-                this process; 0: no process, only `ttl_seconds` counts.
+            pid: The process that gets the slots: when it dies, the server takes the slots back.
+                Default: this process; 0: no process, only `ttl_seconds` counts.
             ttl_seconds: Seconds after which the server takes the slots back in any case, unless the
                 checkout is renewed. Default: no limit, or the server's limit without a process.
             kwds: Ignored.
 
         Raises:
-            SlotsError: As `ResourcePool.checkout`.
+            SlotsError: An error of `ResourcePool.checkout`.
             RequestRefused: The server cannot watch one more process (code `busy`).
         """
         del kwds
@@ -118,7 +118,7 @@ class ResourcePoolAdapter:
         """Give back all slots of a `checkout`, or of a transaction by its id.
 
         Raises:
-            InvalidCheckin: The slots are not held (any more).
+            InvalidCheckin: The slots are not held, or no longer held.
         """
         if isinstance(resources, str):
             body: JsonValue = {"transaction": resources}
@@ -132,7 +132,7 @@ class ResourcePoolAdapter:
         """Extend a checkout to some seconds from now; return its end in seconds since the epoch.
 
         Raises:
-            InvalidCheckin: The slots are not held (any more).
+            InvalidCheckin: The slots are not held, or no longer held.
         """
         transaction = checkout if isinstance(checkout, str) else checkout.transaction
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}

@@ -24,7 +24,7 @@ class Uds:
 
     Args:
         path: The socket's file.
-        own: Whether it is the default path of this user's own socket.
+        own: Whether the path is the default one, of this user's own socket.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Uds:
     def check(self) -> None:
         """Refuse a folder that another user made or may change.
 
-        In the system's temporary directory any user may create a folder of this name.
+        Any user may create a folder of this name in the system's temporary directory.
 
         Raises:
             OSError: The folder is another user's, or another user may change it.
@@ -69,7 +69,7 @@ def parse_address(text: str) -> Uds | Tcp:
     """Read an address.
 
     Raises:
-        ValueError: The text is neither form; or the address is not on this machine: the pool must
+        ValueError: The text has neither form, or the address is not on this machine: the pool must
             know the user of a process.
     """
     kind, _, rest = text.partition(":")

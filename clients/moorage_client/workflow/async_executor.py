@@ -29,8 +29,8 @@ from moorage_client.workflow.results import ExecutionResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
 STARTED_AT_ONCE_MAX: Final = 64
-"""At most this many nodes start in one iteration of the loop; others start in the next ones. So a
-wide graph does not block the loop, and its short nodes do not all run at the same time."""
+"""Maximum nodes that start in one iteration of the event loop; others start in later iterations. So
+a wide graph does not block the loop, and its short nodes do not all run at the same time."""
 
 _WORKER: Final = "worker"
 _ON_LOOP: Final = 0
@@ -38,7 +38,7 @@ _ON_THREAD: Final = 1
 
 
 class AsyncResourceAwareExecutor(BaseExecutor):
-    """`ResourceAwareExecutor` for programs with an event loop and for async tasks.
+    """Runs a graph as `ResourceAwareExecutor` does, on the caller's event loop; for async tasks.
 
     Tasks are async functions, functions that return an awaitable, or plain functions. A task that
     needs the running loop when it is called must be an async function: all other functions are
@@ -57,7 +57,7 @@ class AsyncResourceAwareExecutor(BaseExecutor):
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
             GraphError: A task is for a node that does not exist; nothing was run (ValueError).
-            JournalError: The journal is that of another graph.
+            JournalError: The journal belongs to another graph.
         """
         return await self._execute(self._settings, tasks)
 
@@ -73,7 +73,7 @@ class AsyncResourceAwareExecutor(BaseExecutor):
 
 
 class AsyncDAGExecutor(AsyncResourceAwareExecutor):
-    """`DAGExecutor` for programs with an event loop and for async tasks.
+    """Runs a graph as `DAGExecutor` does, on the caller's event loop; for async tasks.
 
     Args:
         dag: The graph. All arguments have the same meaning as in `DAGExecutor`.
@@ -124,7 +124,7 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
 
 
 class _AsyncRun:
-    """One call of `execute`. All its code runs on the event loop, so it needs no lock."""
+    """Runs one call of `execute`. All its code runs on the event loop, so it needs no lock."""
 
     def __init__(
         self, settings: Settings, tasks: Mapping[str, Task], threads_max: int, pools: Pools
@@ -173,7 +173,7 @@ class _AsyncRun:
         return result
 
     def cancel(self) -> None:
-        """Start no more nodes, and send running ones the stop signal. Any thread may call this."""
+        """Start no more nodes, and send running nodes the stop signal. Any thread may call this."""
         self._cancelling = True
         for node in list(self._running):  # At once: the caller may be a running task.
             node.stop(stopped_run())
@@ -229,7 +229,7 @@ class _AsyncRun:
         )
         error = self._execution.open(node)
         if error is not None:
-            # A direct call would recurse into `_pump`, once for each such node.
+            # A direct call would recurse into `_pump` for each node that ends at once.
             self._loop.call_soon(self._end, node, None, error)
         elif self._kinds[node.name] == _ON_LOOP:
             self._await(node, self._tasks[node.name]())
@@ -238,7 +238,7 @@ class _AsyncRun:
 
     def _await(self, node: RunningNode, value: Awaitable[Result]) -> None:
         """Await the result of a task, in an asyncio task that the node can cancel."""
-        # Each node has its own context, so nodes do not share context variables.
+        # Each node gets its own context, so that nodes do not share context variables.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._end_unstarted, node, value))
         self._awaiting[node] = task
@@ -252,7 +252,7 @@ class _AsyncRun:
             result = await value
         except BaseException as raised:  # noqa: BLE001  # It is the error of the node.
             error = raised
-        # The callback `_end_unstarted` would end the node one turn of the loop later.
+        # `_end_unstarted` would only end the node in the next iteration of the loop.
         del self._awaiting[node]
         self._end(node, result, error)
 
@@ -326,7 +326,7 @@ class _AsyncRun:
             self._loop.call_soon_threadsafe(act)
 
     def _returned(self, node: RunningNode, value: Result, error: BaseException | None) -> None:
-        """Record, on the function's thread, that a plain function returned."""
+        """Record that a plain function returned; its thread calls this."""
         if node.abandoned:
             self._execution.close(node, None, None)
             return
@@ -370,7 +370,7 @@ class _Crew:
         return len(self._busy) < self._threads_max
 
     def run(self, node: RunningNode) -> None:
-        """Call the task of a node in a thread."""
+        """Call the task of a node on one of the threads."""
         self._busy.add(node)
         self._nodes.put(node)
         if self._threads < len(self._busy):

@@ -23,12 +23,12 @@ from moorage_client.workflow.running import RunningNode
 STOP_SECONDS: Final = 10.0
 """Default seconds that a task may continue after its stop signal."""
 WORKERS_MIN: Final = 32
-"""Default maximum of threads on small machines: tasks mostly wait for other processes."""
+"""Default maximum of threads on machines with few cores: tasks mostly wait for processes."""
 WORKERS_PER_CORE: Final = 4
 
 
 class Settable(Protocol):
-    """A `threading.Event`, an `asyncio.Event` or the like."""
+    """An object with `is_set`, such as `threading.Event` or `asyncio.Event`."""
 
     def is_set(self) -> bool:
         """Return whether the event is set."""
@@ -47,7 +47,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class BaseExecutor:
-    """Options of both executors, and the cancellation of their runs.
+    """Has the options of both executors, and cancels their runs.
 
     Args:
         dag: The graph of the nodes.
@@ -199,7 +199,7 @@ class Pools:
         """Call a task on this thread or elsewhere, wait for it, and return its result.
 
         Raises:
-            PoolBroken: No process is left to call it in.
+            PoolBroken: No process is left to call the task.
         """
         pool = self._current()
         if pool is None:
@@ -219,7 +219,7 @@ class Pools:
             raise
 
     def close(self) -> None:
-        """End threads and processes of this executor, without waiting for them."""
+        """End the threads and processes, without waiting for them."""
         if self._make is not None and self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -8,7 +8,7 @@ from moorage_client.workflow.growth import DynamicModification, Result
 
 @dataclass(slots=True)
 class ExecutionCallbacks:
-    """Callbacks of a run, each None by default.
+    """Functions that a run calls when its nodes start and end, each None by default.
 
     The sync executor calls them on the thread that runs the node, the async one on its event loop;
     they should return quickly. An exception never leaks resources. In `on_start`, `on_complete` and

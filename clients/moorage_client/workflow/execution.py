@@ -32,7 +32,7 @@ from moorage_client.workflow.schedule import Schedule
 from moorage_client.workflow.tracing import EventType, ExecutionTrace
 
 CALLBACK_ERRORS_MAX: Final = 1000
-"""The largest number of exceptions of callbacks in a result; later exceptions are dropped."""
+"""Maximum exceptions of callbacks in a result; later exceptions are dropped."""
 
 _ENDS: Final = {
     NodeStatus.COMPLETED: EventType.NODE_COMPLETED,
@@ -60,7 +60,7 @@ class Settings:
     journal: RunJournal | None
     gates: Mapping[str, ApprovalGate]
     ends: Callable[[], bool] | None = None
-    """Returns whether the run must start no more nodes."""
+    """Returns whether the run must start no more nodes; None: it never must."""
     expanders: Mapping[str, Expander] = field(default_factory=dict)
 
     def timeout_of(self, name: str) -> float | None:
@@ -79,7 +79,8 @@ class Settings:
         """Check that the total capacity of the pool is enough for each requirement.
 
         Raises:
-            ResourceError: It is too small for a node, which the message names (a ValueError).
+            ResourceError: The capacity is too small for a node, which the message names (a
+                ValueError).
         """
         for name, needs in self.requirements.items():
             if not self.pool.can_satisfy(needs):
@@ -95,8 +96,8 @@ class Execution:
     Args:
         settings: The settings of the run.
         tasks: The tasks, by node.
-        wake: Makes the shell call `next`. Any thread may call it. It returns at once, and takes no
-            lock that is held while this is called.
+        wake: Makes the shell call `next`. Any thread may call `wake`, which returns at once, and
+            takes no lock that a caller of this class holds.
         kinds: The kind of each task, by name, for `space`.
         space: Returns whether the shell can start a task of this kind now.
         on_stop: Called, from any thread, with a node that gets a stop signal.
@@ -145,7 +146,7 @@ class Execution:
         self._started = time.monotonic()
         self._epoch = time.time() - self._started
 
-    # Under the shell's lock.
+    # Methods that need the shell's lock ----------------------------------------------------------
 
     def start(self) -> list[int]:
         """Begin the run; return the skipped nodes, for `report_skipped_nodes`."""
@@ -197,8 +198,8 @@ class Execution:
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Record the end of a node, and release its resources; return the nodes skipped after it.
 
-        The node's successors are ready before its resources are free, so these go to the best
-        node, which may be a successor. The shell calls `tell` afterwards.
+        The node's successors are ready before its resources are free, so the resources go to the
+        best node, which may be a successor. The shell calls `tell` afterwards.
 
         Args:
             node: The node.
@@ -223,7 +224,7 @@ class Execution:
     def _grow(
         self, node: RunningNode, growth: DynamicModification, result: NodeResult, skipped: list[int]
     ) -> NodeResult:
-        """Apply a node's changes of the graph; return its result, a failure if they are invalid."""
+        """Apply a node's changes of the graph; return its result, a failure if one is invalid."""
         first = len(self._names)
         added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
         numbers = ChainMap(added, self._numbers)
@@ -286,7 +287,7 @@ class Execution:
         )
 
     def release(self, node: RunningNode) -> None:
-        """Release a node's resources, unless its task still uses them; check all nodes again."""
+        """Release a node's resources, unless its task still runs; check all blocked nodes again."""
         self._freed = True
         if node.holds and not node.abandoned:
             node.holds, node.released = False, True
@@ -304,7 +305,7 @@ class Execution:
         self._freed = True
 
     def cancel(self) -> None:
-        """Start no more nodes. The shell stops running ones."""
+        """Start no more nodes. The shell stops the running nodes."""
         if self.cancelled:
             return
         self.cancelled = True
@@ -387,7 +388,7 @@ class Execution:
         return (*ahead, self._claims[worst]) if ahead else None
 
     def _exchange(self, number: int, group: int, waiting: Claim) -> bool:
-        """Give a node's queue place to another node; False if the place was granted meanwhile."""
+        """Give the queue place of `waiting` to a node; False if `waiting` was granted meanwhile."""
         claim = self._claim(number)
         if not self._settings.pool.exchange(waiting, claim):
             return False
@@ -439,10 +440,11 @@ class Execution:
             self._results[number] = NodeResult(self._names[number], NodeStatus.SKIPPED)
         return numbers
 
-    # From any thread, without the lock.
+    # Methods for any thread, without the lock
+    # ------------------------------------------------------
 
     def freed(self) -> None:
-        """Record that a node may fit now. For pools, and for executors with limited threads."""
+        """Record that a node may fit now; pools and executors with limited threads call this."""
         self._freed = True
         self._wake()
 
@@ -450,7 +452,8 @@ class Execution:
         self._news.append(claim)
         self._wake()
 
-    # On the thread of a node, without the lock.
+    # Methods for the thread of a node, without the lock
+    # ---------------------------------------------
 
     def tell(self, node: RunningNode, skipped: Iterable[int]) -> None:
         """Call the callbacks for a node's release, and for the nodes that are skipped after it."""
@@ -520,7 +523,7 @@ class Execution:
     def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
         """Report a node as ended although its task runs on; None if the task has ended meanwhile.
 
-        Its resources are in use until the task ends, and are released then.
+        The node's resources are released when the task ends.
         """
         if not node.abandon():
             return None
@@ -585,7 +588,7 @@ class Execution:
     def _report(
         self, callback: str, name: str, call: Callable[..., object], *arguments: object
     ) -> None:
-        """Call a callback; store its exception, which does not fail a node."""
+        """Call a callback; store its exception, which does not fail the node."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  # The result of the run lists it.

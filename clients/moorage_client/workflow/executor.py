@@ -40,10 +40,10 @@ _END: Final = "end"
 
 
 class ResourceAwareExecutor(BaseExecutor):
-    """Runs a graph on threads, each node while the pool has its requirements.
+    """Runs a graph on threads, and each node when the pool can grant its requirements.
 
-    A task is called without arguments; within it, `current_node()` has its resources. If it returns
-    an awaitable, the awaitable is run to completion.
+    A task is called without arguments; within it, `current_node()` has its resources. If the task
+    returns an awaitable, the awaitable is run to completion.
     """
 
     def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
@@ -57,7 +57,7 @@ class ResourceAwareExecutor(BaseExecutor):
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
             GraphError: A task is for a node that does not exist; nothing was run (ValueError).
-            JournalError: The journal is that of another graph.
+            JournalError: The journal belongs to another graph.
         """
         return self._execute(self._settings, tasks)
 
@@ -115,13 +115,13 @@ class DAGExecutor(ResourceAwareExecutor):
         timeout: float | None = None,
         cancel_event: Settable | None = None,
     ) -> ExecutionResult:
-        """Run every node once and return the results, as `ResourceAwareExecutor.execute`.
+        """Run every node once and return the results; errors as in `ResourceAwareExecutor.execute`.
 
         Args:
             tasks: The tasks, by node. A node without a task is SKIPPED, and delays no other node.
             timeout: The time limit of each attempt at a node, in seconds.
-            cancel_event: Once it is set, no node is started, and nodes that wait are CANCELLED;
-                running tasks continue. `cancel()` also stops running tasks.
+            cancel_event: Once this event is set, no node is started, and nodes that wait are
+                CANCELLED; running tasks continue. `cancel()` also stops running tasks.
         """
         return self._execute(self._settings_of(timeout, cancel_event), tasks)
 
@@ -159,7 +159,7 @@ class DynamicExecutor(DAGExecutor):
 
 
 class _Run:
-    """One call of `execute`.
+    """Runs one call of `execute` on threads.
 
     Everything but the tasks and callbacks happens under `_lock`; `_kick` wakes the thread that
     called `execute`.
@@ -210,7 +210,7 @@ class _Run:
         return self._execution.result()
 
     def _dismiss(self) -> None:
-        """End the threads; wait for them if the run is over, so that none of them runs a task."""
+        """End the threads; wait for them if the run is over, so that no thread runs a task."""
         with self._lock:
             crew = list(self._crew)
             for _ in crew:
@@ -220,7 +220,7 @@ class _Run:
             thread.join()
 
     def cancel(self) -> None:
-        """Start no more nodes, and send running ones the stop signal."""
+        """Start no more nodes, and send running nodes the stop signal."""
         with self._lock:
             if self._execution.cancelled:
                 return

@@ -35,7 +35,7 @@ _OPEN: Final = (GateStatus.PENDING, GateStatus.WAITING)
 
 
 class ApprovalGate:
-    """The gate of one node. Safe to use from any thread.
+    """The gate of one node, which waits until the gate is resolved. Threads may share a gate.
 
     Args:
         timeout: Seconds after which a waiting node fails; None: the node waits without limit.
@@ -98,7 +98,7 @@ class ApprovalGate:
 
         Args:
             waits: Called before the wait.
-            stopped: Returns, after the wait, whether the node was stopped.
+            stopped: Returns whether the node was stopped; called after the wait.
         """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
@@ -175,7 +175,7 @@ class GateController(dict[str, ApprovalGate]):
         return self.get(name)
 
     def has_gate(self, name: str) -> bool:
-        """Return whether there is a gate with this name."""
+        """Return whether a gate with this name exists."""
         return name in self
 
     def status(self, name: str) -> GateStatus:
@@ -234,7 +234,7 @@ def add_gates(
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """The callbacks and the trace of one gate; see `add_gates`."""
+    """Reports events of one gate to the callbacks and the trace."""
 
     name: str
     callbacks: ExecutionCallbacks

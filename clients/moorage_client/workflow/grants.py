@@ -23,9 +23,9 @@ class Grant:
         placement: The places of the node's GPUs, one share per machine; empty if the pool only
             counts.
         environment: Variables for the processes that the task starts.
-        held: The pool's own record of the grant.
+        held: An object in which the pool stores its own data about the grant.
         on_lost: Set by the run; called by the pool, from any thread, when the grant is lost.
-        lost: The reason why the grant is lost, set by the pool before it calls `on_lost`.
+        lost: The reason why the grant is lost; the pool sets it before it calls `on_lost`.
     """
 
     requirements: ResourceRequirements
@@ -43,14 +43,14 @@ class Claim:
     Args:
         node_name: The node's name.
         requirements: The node's requirements.
-        wake: Called with the claim, from any thread, when there is a grant or an error. It must
-            return at once and take no lock that is ever held while a pool is called.
-        cost: The bottom level of the node; higher ones are served sooner.
+        wake: Called with the claim, from any thread, once it has a grant or an error. The function
+            must return at once and take no lock that a caller of a pool holds.
+        cost: The bottom level of the node; claims with a higher level are served sooner.
         journal: The journal of the run, or None.
         number: The number of the node in the run.
         grant: The grant, set by the pool.
-        error: Set by the pool if it can never grant the claim.
-        place: The pool's own record of the claim.
+        error: The reason why the pool can never grant the claim, set by the pool; or None.
+        place: An object in which the pool stores its own data about the claim.
     """
 
     node_name: str
@@ -68,7 +68,7 @@ class Pool(Protocol):
     """The methods of a pool that an executor calls, safe from any thread."""
 
     claims_max: int
-    """At most this many claims of one run may wait in the queue at a time."""
+    """Maximum claims of one run that wait in the queue at a time."""
 
     @property
     def capacities(self) -> dict[str, float]:
@@ -83,29 +83,29 @@ class Pool(Protocol):
         """The number of releases so far, for `watch`."""
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the total capacity is enough."""
+        """Return whether the pool's total capacity is enough for a node."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Clean up after a killed program, before a run continues with its journal."""
+        """Release what a killed program left, before a run continues with its journal."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
-        """Grant the requirements at once, or not at all."""
+        """Grant a node's requirements at once, or return None."""
 
     def claim(self, claim: Claim) -> None:
-        """Join the queue; the pool calls `claim.wake` at each change, maybe before this returns."""
+        """Put a claim into the queue; the pool may call `claim.wake` even before this returns."""
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the queue; False: the claim was granted meanwhile, and must be given back."""
+        """Remove a claim from the queue; False: it was granted meanwhile; give its grant back."""
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Put a claim into the queue place of another claim, which leaves the queue.
+        """Give the queue place of the claim `waiting` to `claim`; `waiting` leaves the queue.
 
         Returns:
-            False if the other claim was granted meanwhile, or the pool exchanges no places.
+            False if `waiting` was granted meanwhile, or the pool exchanges no places.
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether requirements do not fit because they are larger than those of others."""
+        """Return whether `requirements` do not fit now because they are larger than `than`."""
 
     def give_back(
         self,
@@ -114,7 +114,7 @@ class Pool(Protocol):
         by: Callable[[], None] | None,
         journal: RunJournal | None,
     ) -> None:
-        """End a grant. `by` is the `wake` function of the calling run, which is not called."""
+        """End a grant. The pool does not call `by`, the calling run's own `wake` function."""
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
         """Call `wake` once, when another run frees resources.
@@ -125,4 +125,4 @@ class Pool(Protocol):
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """End a `watch`."""
+        """End the `watch` with this function."""

@@ -16,17 +16,17 @@ from moorage_client.workflow.requirements import finite
 COST_DEFAULT = 1.0
 """The cost of a node that `costs` does not name."""
 _LISTED_MAX: Final = 10
-"""A message lists at most this many names."""
+"""Maximum names that a message lists."""
 
 
 class NodeId(str):
-    """A node's name: a text that has itself as the attribute `name`."""
+    """A node's name: a text whose attribute `name` is the text itself."""
 
     __slots__ = ()
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The text itself."""
         return str(self)
 
 
@@ -63,14 +63,14 @@ class Edges(list[tuple[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The nodes and edges of a graph at one moment. Nodes are numbered in the order of addition.
+    """The nodes and edges of a graph at one moment, numbered in the order of addition.
 
     Args:
         names: The names of the nodes.
         following: The successors of each node, by number.
         numbers: The number of each node, by name.
         predecessor_counts: The number of predecessors of each node.
-        order: The nodes in topological order; where the edges allow it, in the order of addition.
+        order: The nodes in topological order, and as far as possible in the order of addition.
     """
 
     names: tuple[str, ...]
@@ -87,7 +87,7 @@ class Shape:
             successors: The successors of each node, by name.
 
         Raises:
-            GraphError: There is a cycle; the message names its nodes.
+            GraphError: The graph has a cycle; the message names its nodes.
         """
         numbers = {name: number for number, name in enumerate(successors)}
         following = tuple(tuple(numbers[name] for name in each) for each in successors.values())
@@ -102,7 +102,7 @@ class Shape:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
         Args:
-            costs: The cost of each node, by name; 1.0 if a node has none. Unknown names are
+            costs: The cost of each node, by name; 1.0 if a node has no cost. Unknown names are
                 ignored, so one table may be used for many graphs.
 
         Raises:
@@ -119,7 +119,7 @@ class Shape:
         return levels
 
     def refuse_strangers(self, names: Iterable[str], what: str) -> None:
-        """Refuse names that are not nodes: a misspelt name would have no effect otherwise.
+        """Refuse names that are not nodes: without this, a misspelt name would have no effect.
 
         Args:
             names: The given names.
@@ -151,7 +151,7 @@ class DAG:
         successors: The successors of each node, by number, without repetitions.
 
     Raises:
-        GraphError: There is a cycle; the message names its nodes.
+        GraphError: The graph has a cycle; the message names its nodes.
     """
 
     def __init__(self, names: Sequence[str] = (), successors: Sequence[Sequence[int]] = ()) -> None:
@@ -175,7 +175,7 @@ class DAG:
             given: Payload and metadata of each node, by name, or None.
 
         Raises:
-            GraphError: There is a cycle; the message names its nodes.
+            GraphError: The graph has a cycle; the message names its nodes.
         """
         dag = cls()
         dag._shape = Shape.of(successors)
@@ -186,7 +186,7 @@ class DAG:
 
     @staticmethod
     def builder() -> "DAGBuilder":
-        """Return a builder without nodes."""
+        """Return a builder of a graph, without nodes yet."""
         return DAGBuilder()
 
     @property
@@ -245,7 +245,7 @@ class DAG:
         """Return the weight and the label of an edge.
 
         Raises:
-            GraphError: There is no such edge.
+            GraphError: The graph has no such edge.
         """
         if not self.has_edge(before, after):
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
@@ -255,7 +255,7 @@ class DAG:
         """Return True if the graph has no cycle.
 
         Raises:
-            GraphError: There is a cycle; the message names its nodes.
+            GraphError: The graph has a cycle; the message names its nodes.
         """
         Shape.of(self._successors)
         return True
@@ -308,7 +308,7 @@ class DAG:
         """Return the direct successors of a node.
 
         Raises:
-            GraphError: There is no such node.
+            GraphError: The graph has no such node.
         """
         return list(map(NodeId, self._successors[self._find_node(name)]))
 
@@ -326,11 +326,11 @@ class DAG:
         self._payloads[self._find_node(name)] = payload
 
     def get_metadata(self, name: str) -> Payload:
-        """Return a node's labels, tags and the like; None if it has none."""
+        """Return a node's labels, tags and the like; None if the node has no metadata."""
         return self._metadata.get(self._find_node(name))
 
     def set_metadata(self, name: str, metadata: Payload) -> None:
-        """Attach labels, tags and the like to a node; they replace the previous ones."""
+        """Attach labels, tags and the like to a node; they replace the previous metadata."""
         self._metadata[self._find_node(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
@@ -374,7 +374,7 @@ class DAG:
     def bottom_levels(self, costs: Mapping[str, float] | None = None) -> list[float]:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
-        As `Shape.bottom_levels`.
+        Arguments and errors are those of `Shape.bottom_levels`.
         """
         return self.shape.bottom_levels(costs)
 
@@ -395,7 +395,7 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is empty or taken, or an entry is not a node; nothing changed.
+            GraphError: A name is empty or taken, or an entry is not a node; the graph is unchanged.
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)
@@ -417,7 +417,7 @@ class DAG:
 
         Raises:
             GraphError: A node was not added, the nodes would wait for each other, or the weight is
-                not a finite number; nothing changed.
+                not a finite number; the graph is unchanged.
         """
         following = self._successors[self._find_node(before)]
         edge = _edge(following.get(self._find_node(after)), weight, label)
@@ -434,7 +434,7 @@ class DAG:
             edges: `(before, after)`, `(before, after, weight)` or `(before, after, weight, label)`.
 
         Raises:
-            GraphError: See `add_edge`; nothing changed.
+            GraphError: An edge is invalid, as for `add_edge`; the graph is unchanged.
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
@@ -444,10 +444,10 @@ class DAG:
         self._successors = successors
 
     def remove_node(self, name: str) -> None:
-        """Remove a node and its edges. Its successors no longer wait for it.
+        """Remove a node and its edges, so that its successors no longer wait for it.
 
         Raises:
-            GraphError: There is no such node.
+            GraphError: The graph has no such node.
         """
         del self._successors[self._find_node(name)]
         for following in self._successors.values():
@@ -460,7 +460,7 @@ class DAG:
         """Remove an edge.
 
         Raises:
-            GraphError: There is no such edge.
+            GraphError: The graph has no such edge.
         """
         if after not in self._successors[self._find_node(before)]:
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
@@ -512,7 +512,7 @@ class DAGBuilder:
         """Remove a node and its edges.
 
         Raises:
-            GraphError: There is no such node.
+            GraphError: The graph has no such node.
         """
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
@@ -536,8 +536,8 @@ class DAGBuilder:
         Args:
             before: The node that ends first.
             after: The node that starts after it.
-            weight: See `DAG.add_edge`.
-            label: See `DAG.add_edge`.
+            weight: The weight for `DAG.get_edge`.
+            label: The label for `DAG.get_edge`.
 
         Raises:
             GraphError: A node was not added, or the weight is not a finite number.
@@ -559,7 +559,7 @@ class DAGBuilder:
         """Return the graph.
 
         Raises:
-            GraphError: There is a cycle; the message names its nodes.
+            GraphError: The graph has a cycle; the message names its nodes.
         """
         return DAG.of(self._successors, self._given)
 
@@ -603,7 +603,7 @@ def _add_node(successors: _Successors, name: str) -> None:
 def _sort(
     names: Sequence[str], following: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> tuple[int, ...]:
-    """Sort topologically (Kahn 1962)."""
+    """Return the nodes in topological order (Kahn 1962), up to the first cycle."""
     left = list(counts)
     ready = deque(number for number, count in enumerate(left) if count == 0)
     order: list[int] = []
@@ -626,7 +626,7 @@ def _cycle(following: Sequence[Sequence[int]], left: Sequence[int]) -> list[int]
     for number, successors in enumerate(following):
         if left[number]:
             before.update(dict.fromkeys((each for each in successors if left[each]), number))
-    # Each node that is left has a predecessor that is left, so the way back reaches a cycle.
+    # Each unsorted node has an unsorted predecessor, so the way back reaches a cycle.
     number, seen = next(iter(before)), list[int]()
     while number not in seen:
         seen.append(number)

@@ -14,7 +14,7 @@ class DynamicNodeSpec:
     """A node that an expander adds to the running graph.
 
     Args:
-        name: The node's name. No node of the run has or had the same name.
+        name: The node's name, which no node of the run has or had.
         task: The node's task.
         dependencies: Nodes for which this node waits.
         dependents: Nodes that wait for this node; they have not started.

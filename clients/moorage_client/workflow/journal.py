@@ -33,7 +33,7 @@ from moorage_client.workflow.graph import Shape
 from moorage_client.workflow.growth import Result
 
 BATCH_MAX: Final = 1000
-"""At most this many lines are covered by one fsync."""
+"""Maximum lines that one fsync makes durable."""
 
 _MODE: Final = 0o600  # It has the tokens of leases.
 
@@ -52,7 +52,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _History:
-    """The content of a journal."""
+    """The run id, the graph and the nodes that a journal records."""
 
     run: str = ""
     graph: str = ""
@@ -91,10 +91,10 @@ class Leftover:
 class RunJournal:
     """The journal of one graph: `with RunJournal("training.journal") as journal:`.
 
-    Give it to an executor. Nodes that completed in an earlier run with this journal are CACHE_HIT
-    and do not run again. Nodes that were running when the program was killed run again, under the
-    lease that they still have. Only one program at a time may have the journal open. Safe to use
-    from any thread.
+    Give the journal to an executor. Nodes that completed in an earlier run with this journal are
+    CACHE_HIT and do not run again. Nodes that were running when the program was killed run again,
+    under the lease that they still have. Only one program at a time may have the journal open. Safe
+    to use from any thread.
 
     Args:
         path: The file. A new file is readable only for its owner.
@@ -159,7 +159,7 @@ class RunJournal:
     def next_key(self, node_name: str) -> tuple[str, Future[None]]:
         """Return the key for a node's next lease, and a future that ends when the key is durable.
 
-        The key is that of the node's last line `asked`, unless a line `released` has this key.
+        The key is that of the node's last line `asked`, unless a line `released` also has this key.
         """
         with self._lock:
             node = self._history.nodes.get(node_name, _Node())
@@ -180,7 +180,7 @@ class RunJournal:
         return self._tell(event="released", node=node_name, key=key)
 
     def completed(self, node_name: str, result: Result) -> Future[None]:
-        """Record that a node completed, with its result if that is plain JSON."""
+        """Record that a node completed, with its result if the result is plain JSON."""
         try:
             json.dumps(result)
         except (TypeError, ValueError, RecursionError):
@@ -197,7 +197,7 @@ class RunJournal:
             ]
 
     def _tell(self, **line: Any) -> Future[None]:
-        """Add a line; the future ends when the line is durable."""
+        """Add a line to the journal; return a future that ends when the line is durable."""
         durable: Future[None] = Future()
         with self._lock:
             if not self._open:

@@ -34,15 +34,15 @@ from moorage_client.workflow.requirements import UNITS, ResourceRequirements, am
 from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 
 CLAIMS_MAX: Final = 64
-"""At most this many nodes of one run may wait in the server's queue at a time."""
+"""Default maximum of one run's nodes that wait in the server's queue at a time."""
 WAIT_SECONDS: Final = 3600.0
 """Seconds that a node waits in the server's queue before it fails."""
 LEASES_LOST_MAX: Final = 3
-"""A request fails after it got this many leases that had ended or were lost."""
+"""Number of ended or lost leases after which a node's request fails."""
 CLOSE_SECONDS_MAX: Final = 30.0
-"""`close` waits at most this many seconds for releases; other leases end by their TTL."""
+"""Maximum seconds that `close` waits for releases; other leases end by their TTL."""
 PROBLEMS_MAX: Final = 1000
-"""`problems` lists at most this many failed releases, the first ones."""
+"""Maximum failed releases that `problems` lists: the first ones."""
 
 _SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "memory_mb"}
 _MILLI: Final = UNITS // 1000
@@ -175,7 +175,7 @@ class LeasedPool:
 
     @property
     def timeline(self) -> ResourceTimeline:
-        """The amounts that nodes of this pool held, over time."""
+        """The amounts that nodes of this pool held over time."""
         return self._timeline
 
     @property
@@ -184,7 +184,7 @@ class LeasedPool:
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the whole fleet has these amounts; a policy may still refuse the request.
+        """Return whether the whole fleet has the amounts; a policy may still refuse the request.
 
         Raises:
             ResourceError: No server can grant this requirement (a ValueError).
@@ -201,12 +201,12 @@ class LeasedPool:
         return Grant(requirements)
 
     def claim(self, claim: Claim) -> None:
-        """Send a request for the node's requirements to the server."""
+        """Send a request for a claim's requirements to the server."""
         claim.place = _Place()
         self._opened.submit(self._ask(claim))
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the server's queue; False if the claim was granted meanwhile."""
+        """Remove a claim from the server's queue; False if the claim was granted meanwhile."""
         place = claim.place
         with self._lock:
             if place.settled:
@@ -390,7 +390,7 @@ class LeasedPool:
         await _note_release(journal, node_name, key)
 
     def _later(self, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine on the thread; `close` waits for it."""
+        """Run a coroutine on the pool's thread; `close` waits for its end."""
         future = self._opened.submit(work)
         with self._lock:
             self._returning.add(future)

@@ -13,9 +13,9 @@ from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeSta
 from moorage_client.workflow.timeline import ResourceSnapshot
 
 NAMED_FRACTION_MIN: Final = 0.03
-"""A bar shows its name if it is at least this fraction of the run long."""
+"""Least length of a bar with its name, as a fraction of the run."""
 LANES_MAX: Final = 60
-"""The picture grows up to this many lanes; with more, each lane is thinner."""
+"""Number of lanes up to which the picture grows; with more, each lane is thinner."""
 
 _COLOURS: Final = {
     NodeStatus.COMPLETED: "#3b7dd8",
@@ -118,7 +118,7 @@ def _draw_nodes(
                 [bar.duration_seconds for bar in own],
                 left=[bar.started_at - start for bar in own],
                 color=colour,
-                # Gaps between long bars; short ones that matter must not vanish in them.
+                # Draw gaps between long bars only: short bars must not vanish.
                 edgecolor="white" if status is NodeStatus.COMPLETED else colour,
                 linewidth=0.3,
                 label=status.value,

@@ -25,17 +25,17 @@ from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
 COMPILED_MAX: Final = 10_000
-"""At most this many requirements are cached with their amounts; then the cache is cleared."""
+"""Maximum requirements that are cached with their amounts; beyond this, the cache is cleared."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = {}
 
 
 class ResourcePool:
-    """Named resources with finite capacities.
+    """Counts named resources with finite capacities, and queues the requests that must wait.
 
     Waiters are served in order. A later waiter that fits may overtake a waiter that does not fit,
     but at most `waiting.OVERTAKEN_MAX` times; then freed resources are reserved for the overtaken
-    one. So `try_acquire` may return False although enough is free: it is reserved.
+    waiter. So `try_acquire` may return False although enough is free, since it is reserved.
 
     Args:
         capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
@@ -89,7 +89,7 @@ class ResourcePool:
         return self._timeline
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the total capacity is enough, ignoring what is held now."""
+        """Return whether the total capacity is enough for a node, ignoring what is held now."""
         return self._amounts(requirements) is not None
 
     def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:
@@ -147,7 +147,7 @@ class ResourcePool:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            # The loop may be closed; then no waiter is left to wake.
+            # If the event loop is closed, no waiter is left to wake.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(woken.set)
 
@@ -189,7 +189,8 @@ class ResourcePool:
 
         Raises:
             TimeoutError: The block cannot start: the amounts were not available in time.
-            ResourceError: See `acquire`.
+            ResourceError: An amount exceeds the capacity, and no timeout ends the wait (a
+                ValueError).
         """
         return Holding(self, requirements, timeout, node_name)
 
@@ -204,7 +205,7 @@ class ResourcePool:
         """Do nothing: counted resources are free when a program has ended."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
-        """Grant the requirements at once, or not at all."""
+        """Grant a node's requirements at once, or return None."""
         amounts = self._amounts(requirements)
         if amounts is None:
             return None
@@ -213,13 +214,13 @@ class ResourcePool:
         return Grant(requirements, (), _NO_VARIABLES, amounts)
 
     def claim(self, claim: Claim) -> None:
-        """Join the queue."""
+        """Put a claim into the queue."""
         claim.place = self._ticket(claim)
         if self._take_or_wait(claim.place):
             claim.place.wake()
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Put a claim into another claim's place; False if that other was granted meanwhile."""
+        """Give the queue place of `waiting` to `claim`; False if it was granted meanwhile."""
         claim.place = self._ticket(claim)
         with self._lock:
             if waiting.place.granted:
@@ -232,7 +233,7 @@ class ResourcePool:
         return True
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether a needed amount is larger than that of `than` and than the free amount."""
+        """Return whether a needed amount exceeds both the amount in `than` and the free amount."""
         less = dict(self._amounts(than) or ())
         amounts = self._amounts(requirements) or ()
         with self._lock:
@@ -240,7 +241,7 @@ class ResourcePool:
             return any(count > free[n] and 0 < less.get(n, 0) < count for n, count in amounts)
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the queue; False if the claim was granted meanwhile."""
+        """Remove a claim from the queue; False if the claim was granted meanwhile."""
         return self._leave(claim.place)
 
     def give_back(
@@ -263,12 +264,12 @@ class ResourcePool:
             return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """End a `watch`."""
+        """End the `watch` with this function."""
         with self._lock:
             self._watchers.pop(wake, None)
 
     def _amounts(self, requirements: ResourceRequirements) -> Amounts | None:
-        """Return the amounts by resource number, or None if they exceed the capacity."""
+        """Return the required amounts by resource number, or None if they exceed the capacity."""
         try:
             return self._compiled[requirements]
         except (KeyError, TypeError) as error:
@@ -379,7 +380,7 @@ class ResourcePool:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """`ResourcePool.holding`: acquires at the start of a block and releases at its end.
+    """Holds resources of a pool during a block: acquires at its start, releases at its end.
 
     Args:
         pool: The pool.

@@ -19,14 +19,14 @@ from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.graph import DAG
 
 NAMES_MAX: Final = 3
-"""At most this many running nodes are named beside the bar; the others are counted."""
+"""Maximum running nodes that are named beside the bar; the others are counted."""
 
 
 class ProgressBar:
     """Shows the progress of a run: `with ProgressBar(dag) as bar:`.
 
     Give `bar.callbacks` to the executor. On a terminal the bar moves, and stays visible after the
-    block. Without a terminal it is written once, at the end.
+    block. Without a terminal, the bar is written once, at the end.
 
     Args:
         dag: The graph.

@@ -13,7 +13,7 @@ from typing import Final
 from moorage_client.workflow.errors import ResourceError
 
 UNITS: Final = 1_000_000
-"""Units in one whole of a resource. Amounts are rounded to the nearest unit."""
+"""Units in an amount of 1. Amounts are rounded to the nearest unit."""
 
 ALIASES: Final = {"cpu": "cpu_slots"}
 """Alternative names of resources, for users who declare only the alternative."""
@@ -47,7 +47,7 @@ def read_amount(amount: float, what: str) -> int:
     """Return a requested amount in units, as `units` does.
 
     Raises:
-        ResourceError: The amount is above 0 and below a unit, so it would count as 0.
+        ResourceError: The amount is above 0 and below a unit, so that it would count as 0.
     """
     count = units(amount, what)
     if 0 < amount * UNITS < 1:

@@ -15,7 +15,7 @@ _making_events = threading.Lock()
 
 
 class RunningNode:
-    """One attempt at a node. Safe to use from any thread.
+    """The running attempt at a node, as its task sees it. Any thread may use it.
 
     Args:
         name: The node's name.
@@ -99,7 +99,7 @@ class RunningNode:
             raise self.stopped_by
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Block for at most `timeout` seconds; return whether the task should end."""
+        """Block this thread for at most `timeout` seconds; return whether the task should end."""
         with _making_events:
             if self._event is None:
                 self._event = threading.Event()

@@ -13,21 +13,22 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 BLOCKED_MAX: Final = 64
-"""While a node runs, a request skips at most this many groups that do not fit. Groups behind them
-wait for the next release. When no node runs, all groups are checked."""
+"""Maximum groups that do not fit and are skipped by one `pick` while a node runs. Groups behind
+them wait for the next release. While no node runs, all groups are checked."""
 
 PASSED_MAX: Final = 8
-"""At most this many nodes start while a group with larger requirements does not fit. Then that
-group precedes groups of better rank. Otherwise a large node might always run last."""
+"""Maximum nodes that start while a group with larger requirements does not fit. After them, this
+group precedes groups of better rank: else a large node might always run last."""
 
 Admit = Callable[[int, int], bool]
-"""Takes the resources of a group for one of its nodes; returns False if they are not free."""
+"""Takes the resources of a group for one of its nodes; returns False if the resources are not
+free."""
 
 _WAITING, _READY, _RUNNING, _OVER = range(4)
 
 
 class Schedule:
-    """The ready nodes of one run. Nodes and groups are numbers.
+    """Chooses among the ready nodes of one run. Nodes and groups are numbers.
 
     Args:
         successors: The successors of each node.
@@ -139,7 +140,7 @@ class Schedule:
     ) -> int | None:
         """Return a blocked node, which then queues for a grant.
 
-        It is the best one, unless a larger node was passed over `PASSED_MAX` times.
+        The node is the best one, unless a larger node was passed over `PASSED_MAX` times.
 
         Args:
             eligible: Returns whether a group may queue at all.
@@ -182,7 +183,7 @@ class Schedule:
     def ahead_of(self, reserved: int, groups: Iterable[int]) -> tuple[int, int] | None:
         """Return the best ready node of some groups, and its group, if it precedes a reserved node.
 
-        Return None if it does not, or if the reserved node was passed over too often.
+        Return None if no node precedes it, or if the reserved node was passed over too often.
         """
         heads = ((self._ready[each][0], each) for each in groups if self._ready[each])
         rank, group = min(heads, default=(len(self._ranks), -1))
@@ -231,7 +232,7 @@ class Schedule:
                 numbers.
 
         Raises:
-            ValueError: The edges would form a cycle; nothing has changed.
+            ValueError: The edges would form a cycle; the schedule is unchanged.
         """
         first = len(self._states)
         following: dict[int, list[int]] = {}
@@ -257,7 +258,7 @@ class Schedule:
         return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
 
     def drop(self, node: int, *, failed: bool) -> list[int]:
-        """Remove a waiting node, as failed or as if it never was; return the skipped nodes."""
+        """Remove a waiting node, as failed or as if it never existed; return the skipped nodes."""
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 
@@ -285,7 +286,7 @@ class Schedule:
         return given_up
 
     def make_ready(self, node: int) -> None:
-        """Make a node ready: a new one, a queued one, or one for another attempt."""
+        """Make a node ready: a new node, a queued node, or a node for another attempt."""
         self._states[node] = _READY
         group, rank = self._groups[node], self._ranks[node]
         ready = self._ready[group]

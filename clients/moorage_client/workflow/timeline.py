@@ -47,12 +47,12 @@ _Change = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], float, str | 
 
 
 class ResourceTimeline:
-    """All changes of a pool in order.
+    """Records all changes of a pool in order, and makes snapshots of them.
 
     A timeline drops the oldest of more than `snapshots_max` changes. It logs one warning and counts
     the dropped changes in `dropped`; peaks stay exact.
 
-    Safe to use from any thread. Snapshots are made when they are read: per change, a pool only
+    Any thread may use a timeline. Snapshots are made when they are read: per change, a pool only
     stores two small tuples.
 
     Args:
@@ -100,7 +100,7 @@ class ResourceTimeline:
         *,
         snapshot: ResourceSnapshot | None = None,
     ) -> None:
-        """Add a snapshot; pools add theirs themselves.
+        """Add a snapshot; pools add their own snapshots themselves.
 
         Args:
             allocated: A snapshot, or allocated amounts by name.
@@ -131,7 +131,7 @@ class ResourceTimeline:
         event: str,
         when: float | None = None,
     ) -> None:
-        """Record a change, in units. For pools.
+        """Record a change, in units; pools call this.
 
         Args:
             names: Names of the resources, in the order of the two tuples.
@@ -144,7 +144,7 @@ class ResourceTimeline:
         if when is None:
             when = time.monotonic() + self._offset
         change = (names, there, used, when, node_name, event)
-        # `append` is atomic, and pools call this function under their own lock.
+        # No lock is needed: `append` is atomic, and pools call this function under their own lock.
         if len(self._changes) < self._changes_max:
             self._changes.append(change)
             return

@@ -48,7 +48,7 @@ NODE_ENDS: Final = {
     EventType.NODE_CANCELLED: "cancelled",
     EventType.NODE_RETRIED: "retried",
 }
-"""Events that end what `NODE_STARTED` began, and the status that the trace shows."""
+"""Events that end the bar which `NODE_STARTED` began, each with the status that the trace shows."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class TraceEvent:
 
 
 class ExecutionTrace:
-    """The events of a run, in order."""
+    """Records the events of a run, in order."""
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
@@ -93,7 +93,7 @@ class ExecutionTrace:
         resources: Mapping[str, float] | None = None,
         status: str = "",
     ) -> None:
-        """Add an event with the current time. For the executors, on any thread."""
+        """Add an event with the current time; executors call this, on any thread."""
         metadata: JsonObject = {} if resources is None else {"resources": dict(resources)}
         self.events.append(
             TraceEvent(

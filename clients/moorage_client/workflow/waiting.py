@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 OVERTAKEN_MAX: Final = 8
-"""Later requests may overtake and delay a waiter at most this many times."""
+"""Maximum number of later requests that overtake and delay one waiter."""
 LOOKED_AT_MAX: Final = 64
-"""A release or a request checks at most this many waiters that do not fit, from the head of the
-queue. Other waiters are served later, since the head always advances."""
+"""Maximum waiters that do not fit and that one release or request checks, from the queue's head.
+Other waiters are served later, since the head always advances."""
 
 Amounts = tuple[tuple[int, int], ...]
 """Requested amounts: pairs of a resource's number and units, none of them 0."""
 
 
 class Ticket:
-    """A place in the queue.
+    """A request's place in the queue of a pool.
 
     Args:
         amounts: The requested amounts.
@@ -42,7 +42,7 @@ class Ticket:
 
 
 class Account:
-    """The free amounts of a pool, and the queue of waiting tickets.
+    """Counts the free amounts of a pool, and serves the queue of waiting tickets.
 
     Args:
         capacities: Units of each resource.
@@ -57,11 +57,11 @@ class Account:
         return len(self._line)
 
     def possible(self, amounts: Amounts) -> bool:
-        """Return whether the total capacity is enough for these amounts."""
+        """Return whether the total capacity is enough for the given amounts."""
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:
-        """Take these amounts at once, or nothing if that would delay a queued ticket too often."""
+        """Take amounts at once, or return False if that would delay a queued ticket too often."""
         free = self.free
         for number, count in amounts:
             if count > free[number]:
@@ -96,7 +96,7 @@ class Account:
         return self._serve() if self._line else []
 
     def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:
-        """Replace a ticket in the queue by another one; return the served tickets."""
+        """Replace a ticket in the queue by a new ticket; return the served tickets."""
         new.overtaken = ticket.overtaken
         self._line = {new if each is ticket else each: None for each in self._line}
         return self._serve()

@@ -43,7 +43,7 @@ _SIGNALS: Final = 128
 
 
 class BackendError(Exception):
-    """A call of the backend failed; after a failed start, nothing of the workload is left."""
+    """A call of a backend failed; after a failed start, nothing of the workload is left."""
 
 
 class UnknownWorkloadError(BackendError):
@@ -129,8 +129,8 @@ class Order:
         tenant: The lease's tenant; empty: there are no tenants.
         devices: The devices of `placement`, as in `model.Lease.devices`.
         stop_seconds_max: Limit for the spec's seconds between SIGTERM and SIGKILL; None: no limit.
-        resumed: Whether it was ready before, under an earlier daemon. The backend then finds it; a
-            missing member of a gang counts as lost, and is not started.
+        resumed: Whether the workload was ready before, under an earlier daemon. If so, the backend
+            finds it; a missing member of a gang counts as lost, and is not started.
     """
 
     id: str
@@ -261,7 +261,7 @@ class Log:
             data: The piece.
             start: Offset of the piece.
             over: Whether it is the last piece.
-            exit_code: As in `Log`.
+            exit_code: Exit code of an ended process; None: unknown.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data, final=over)
@@ -300,7 +300,7 @@ class FilePiece:
 
 @runtime_checkable
 class FileSource(Protocol):
-    """A backend that can read the working folders of its workloads, even of ended ones."""
+    """Reads the working folders of workloads, even of ended ones."""
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
         """List the files of one start of a workload; `attempt` as in `logs`.
@@ -316,8 +316,9 @@ class FileSource(Protocol):
         """Read a piece of a file of one start of a workload, at most `FILE_BYTES_MAX`.
 
         Raises:
-            UnknownFileError: There is no such file, or the path would leave the folder.
-            UnsupportedSpecError: As in `files`, like `UnknownWorkloadError`.
+            UnknownFileError: The folder has no such file, or the path would leave the folder.
+            UnsupportedSpecError: This workload has no folder of its own. UnknownWorkloadError: No
+                workload has this name.
         """
 
 
@@ -361,7 +362,7 @@ class Backend(Protocol):
         """Start a workload, unless it runs already, and wait until it is ready.
 
         A cancelled start leaves nothing behind; `task.cancel(seconds)` sets the `stop_seconds_max`
-        for that (see `stop`). A workload that was started before and has ended is not started
+        of its cleanup (see `stop`). A workload that was started before and has ended is not started
         again: its end is returned.
 
         Raises:
@@ -445,7 +446,7 @@ class Backend(Protocol):
         Raises:
             UnsupportedSpecError: This backend stores no output.
             UnknownWorkloadError: No workload has this name.
-            UnknownAttemptError: There is one, but this start's output is no longer stored.
+            UnknownAttemptError: The workload exists, but this start's output is no longer stored.
         """
 
     async def close(self) -> None:
@@ -466,12 +467,12 @@ class CommonBackend:
             self._listener(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return None: only a call can tell; see `Backend.glance`."""
+        """Return None: without a call, it is not certain that a workload is ready."""
         del workload
         return None
 
     async def control(self: Backend, workload: str, limits: JsonMapping) -> None:
-        """Refuse: no limit can be changed; see `Backend.control`."""
+        """Refuse to change a limit: this backend can change none."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))

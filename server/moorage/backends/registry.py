@@ -2,7 +2,8 @@
 
 Each folder beside this file with a `kind.py` provides a kind, as `KIND`; other distributions
 provide kinds by entry points in the group `moorage.backends`. Every command imports this module and
-every `kind.py`. So a kind imports its backend, and the packages for it, only when it opens one.
+every `kind.py`. So a kind imports its backend, and the packages for it, only when it opens the
+backend.
 """
 
 import functools
@@ -38,7 +39,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """The settings class of kinds without settings."""
+    """The settings of kinds that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,10 @@ class BackendKind(ABC, Generic[S]):
         name: The kind's name in `provision.backend`.
         about: Sentences about the kind for operators.
         does: The kind's finding in `moored doctor`, for kinds that need no extra.
-        settings: A dataclass of its settings; each begins with the kind's name.
+        settings: A dataclass of the kind's settings, whose names begin with the kind's name.
         by_default: Whether servers that name no backends have the kind.
-        among_tenants: Settings for such servers if tenants do not trust each other; None: those do
-            not have it.
+        among_tenants: Settings on servers that name no backends and whose tenants do not trust each
+            other; None: these servers do not have the kind.
         extra: The extra of its distribution that must be installed; empty: none.
         package: The distribution that this extra installs.
         distribution: The distribution that declares the extra.
@@ -170,7 +171,7 @@ class BackendKind(ABC, Generic[S]):
             inventory: Arguments from the daemon, e.g. the cluster documents.
 
         Raises:
-            BackendError: A package or file that this needs is missing or unreadable.
+            BackendError: A package or file that following needs is missing or unreadable.
         """
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:

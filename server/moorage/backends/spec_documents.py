@@ -36,7 +36,7 @@ def spec_from_document(
     Args:
         document: The fields; `category` among them wins over the argument.
         category: The backend's default category, if the document names none.
-        own: The backend's own spec classes by category, where they differ from `SPECS`.
+        own: The backend's own spec classes by category, if they differ from `SPECS`.
 
     Raises:
         SpecError: A field is wrong; the error names it, and the expected value.
@@ -87,7 +87,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     JSON cannot express count by their `repr`.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
-    with contextlib.suppress(KeyError, ValueError):  # No such field, or another meaning.
+    with contextlib.suppress(KeyError, ValueError):  # The spec has no such field, or another value.
         document["mem_limit"] = memory_bytes(document["mem_limit"])
     if isinstance(spec, ContainerResourceSpec):
         document |= {"image": spec.title, "host_ip": spec.host_ip or "127.0.0.1"}

@@ -1,7 +1,4 @@
-"""The types of the fields of specs.
-
-The error for a wrong value states the expected value.
-"""
+"""The types of the fields of specs; the error for a wrong value states the expected value."""
 
 import re
 from typing import Annotated, Final
@@ -15,7 +12,8 @@ CPUS_MAX: Final = 65_536
 START_SECONDS_MAX: Final = 86_400.0
 """Longest time in seconds until a workload must be ready, in a spec."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest seconds from SIGTERM to SIGKILL in a spec; a workload may outlive its lease by these."""
+"""Longest seconds from SIGTERM to SIGKILL in a spec; for as long, a workload may outlive its
+lease."""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60
@@ -27,7 +25,7 @@ NO_DEVICES: Final = {
 }
 """Variables that make container runtimes give a container no devices.
 
-Variables of an image count only if these are not set."""
+An image's own variables count only if these variables are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay in seconds in a `MemoryResourceSpec`."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -4,7 +4,8 @@ Users whose specs are equal in every field share resources. Every field is check
 created, from JSON (`spec_documents`) or in Python. Kinds of backends define further specs in their
 own `specs` modules.
 
-    SpecError    (a ValueError) a field of a spec is wrong; it names the field and what is expected
+    SpecError    (a ValueError) a field of a spec is wrong; the error names the field and the
+    expected value
 
 Source: docs/reference/resource-engine.md, "Specs", with the fields and defaults of the first four.
 """

@@ -1,6 +1,6 @@
 """An echo server on the same socket stack: the baseline for the daemon's speed.
 
-Run as a program (`python -m moorage.bench.echo`); prints one JSON line with its address.
+As a program (`python -m moorage.bench.echo`), it prints one JSON line with its address.
 """
 
 import asyncio

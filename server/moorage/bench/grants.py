@@ -25,9 +25,9 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
-"""At most this many requests in all: the openb fleet has room for so many."""
+"""Maximum requests in all: the openb fleet has room for as many."""
 ROUND_TRIPS: Final = 1_000
-"""So many of `REQUESTS`, the first ones, are sent one after the other to measure latency."""
+"""Number of first requests that are sent one after the other to measure the latency."""
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 
@@ -40,8 +40,8 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     Processor time is per grant for the server and for its cells, and per message for the echo.
 
     Args:
-        nodes: Node file of a trace; None: a made-up fleet of openb's shape.
-        pods: Request file of a trace; None: made-up requests.
+        nodes: Node file of a trace; None: a generated fleet of openb's shape.
+        pods: Request file of a trace; None: generated requests.
     """
     machines, wanted = read_trace(nodes, pods)
     order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
@@ -89,7 +89,7 @@ def kubernetes(nodes: Path | None = None) -> Figures:
 def read_trace(
     nodes: Path | None, pods: Path | None
 ) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
-    """Return nodes and requests of a trace; for None, made-up ones of openb's shape."""
+    """Return nodes and requests of a trace; for None, generate them in openb's shape."""
     machines = trace.read_nodes(nodes) if nodes else make_nodes()
     return machines, trace.read_pods(pods) if pods else make_pods()
 
@@ -113,11 +113,11 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "kubernetes": kubernetes,
 }
 ON_REQUEST: Final = frozenset({"kubernetes"})
-"""Benchmarks that need other programs, so they run only if named."""
+"""Benchmarks that run only if named, since they need other programs."""
 
 
 def make_nodes() -> list[trace.TraceNode]:
-    """Return 1,213 nodes of the openb fleet's shape: GPUs per node as there, models by size."""
+    """Return 1,213 nodes of the openb fleet's shape: with its GPUs per node, and models by size."""
     shapes = [
         (617, 8, 96_000, 393_216, "G2"),
         (54, 4, 64_000, 262_144, "V100M32"),

@@ -22,7 +22,7 @@ NO_DELAY: Final = {"gracePeriodSeconds": "0"}
 
 
 class ObjectSession(ABC):
-    """A session in which a request is an object."""
+    """A client's session in which each request is an object of Kubernetes."""
 
     path: str
     """URL path of the collection of the objects."""
@@ -47,7 +47,7 @@ class ObjectSession(ABC):
         """Return whether the peer finds no room for an object now."""
 
     async def place(self) -> Booking | None:
-        """See `PeerSession` of `benchmarks.peers`."""
+        """Create an object; return its booking once it is placed, or None if it does not fit."""
         name = await self._create()
         refused = asyncio.ensure_future(self._refused[name].wait())
         placed = self._placed[name]
@@ -59,11 +59,11 @@ class ObjectSession(ABC):
         return None
 
     async def release(self, booking: Booking) -> None:
-        """See `PeerSession` of `benchmarks.peers`."""
+        """Delete the object of a booking, so that its GPU is free."""
         await self.delete(booking.handle)
 
     async def wait(self, parked: asyncio.Event) -> Booking:
-        """See `PeerSession` of `benchmarks.peers`."""
+        """Create an object that has to wait; set `parked` once it waits; return its booking."""
         name = await self._create()
         await self._refused[name].wait()
         parked.set()
@@ -85,7 +85,7 @@ class ObjectSession(ABC):
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Watch the objects until the block ends; first wait until the peer places or refuses one.
+        """Watch the objects until the block ends; first wait until the peer decides on an object.
 
         Raises:
             CommandError: The peer refused to create the first object, or decided nothing in time.
@@ -108,7 +108,7 @@ class ObjectSession(ABC):
             raise failed.exceptions[0] from None
 
     async def _watch(self, watching: asyncio.Event) -> None:
-        """Watch the objects. If the server ends a watch, the next one starts with all objects."""
+        """Watch the objects. If the server ends a watch, the next watch starts with all objects."""
         query = {"watch": "true"}
         while True:
             async with self._client.stream("GET", self.path, params=query, timeout=None) as stream:

@@ -35,7 +35,7 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 EDGE: Final = 0.1
-"""Share of the pods that `per_second` omits at each end of the run: start and end are slower."""
+"""Share of the events that `per_second` omits at each end of a run, which is slower there."""
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 
@@ -72,7 +72,7 @@ def _measure_grants(machines: Nodes, extent: Extent) -> LoadResult:
     with daemon() as running:
         uri = replay.prepare(running, trace.cluster_document(machines), "fgd", [pod])
         message = replay.ask(uri, pod)
-        run_until_sigterm(drive(running.ws, [message] * extent.singles))  # It warms up.
+        run_until_sigterm(drive(running.ws, [message] * extent.singles))  # To warm up.
         return run_until_sigterm(
             drive(running.ws, [message] * extent.requests, connections=CONNECTIONS, window=WINDOW)
         )
@@ -85,7 +85,7 @@ async def _measure_scheduler(machines: Nodes, extent: Extent) -> tuple[int, floa
             pod_session(Path(folder), machines) as session,
             while_serving(session.pids),
         ):
-            await closed_loop(session.place, extent.singles)  # It warms up.
+            await closed_loop(session.place, extent.singles)  # To warm up.
             placed, seconds = await closed_loop(session.place, extent.requests)
     return len(placed), len(placed) / seconds
 
@@ -117,7 +117,7 @@ async def pod_session(folder: Path, nodes: Nodes) -> AsyncIterator[ObjectSession
 
 
 def _measure_ready(machines: Nodes, count: int) -> float:
-    """Return how many pods per second the scheduler binds; all pods exist before it starts."""
+    """Return how many pods per second the scheduler binds if all pods exist before it starts."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,

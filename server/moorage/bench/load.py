@@ -14,7 +14,7 @@ from typing import Final
 from websockets.asyncio.client import ClientConnection, connect
 
 REPLY_SECONDS_MAX: Final = 60.0
-"""A run fails if a reply takes longer than this many seconds."""
+"""Longest seconds for a reply; after them, the run fails."""
 
 
 @dataclass(slots=True)

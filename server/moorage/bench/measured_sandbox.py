@@ -1,6 +1,6 @@
 """A sandbox for measurements: one fleet and one policy, which this process can run, too.
 
-Used by `sandbox_costs` and `sandbox_hogs`.
+`sandbox_costs` and `sandbox_hogs` use it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, 
 
 Figures = JsonObject
 Delivered = tuple[Proposed | ConsultFailed, float]
-"""An event, and the seconds from the consultation to its delivery."""
+"""An event with a policy's answer, and the seconds from the consultation to its delivery."""
 
 NODES_PER_CLUSTER: Final = 10
 ANSWER_SECONDS_MAX: Final = 20.0
@@ -51,7 +51,7 @@ class AIOSv1PolicyRule:
 
 
 class _Registry:
-    """Serves small documents: to the sandbox, and to the policy that runs in this process."""
+    """Serves small documents to the sandbox, and to the policy that runs in this process."""
 
     def __init__(self, cluster_ids: Sequence[str], nodes: int) -> None:
         names = [*cluster_ids, *(f"lone-{name}" for name in cluster_ids)]
@@ -131,7 +131,7 @@ class MeasuredSandbox:
         return self.report().counters.get("calls", 0)
 
     def change(self, cluster_ids: Iterable[str]) -> None:
-        """Inform the sandbox that these documents have changed."""
+        """Inform the sandbox that the documents of these clusters have changed."""
         for cluster_id in cluster_ids:
             self._sandbox.drop_documents(cluster_id)
 
@@ -144,7 +144,7 @@ class MeasuredSandbox:
         return taken
 
     def in_process(self, inputs: JsonMapping) -> float:
-        """Evaluate the policy in this process on the same input and return the seconds it took."""
+        """Evaluate the policy in this process on an input, and return the seconds that it took."""
         started = time.perf_counter()
         view = FleetView(self._fleet, _DEMAND)
         given = {"cluster_data": {}, "inputs": inputs, "resources": {}, "fleet": view, "seed": 1}

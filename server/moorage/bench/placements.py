@@ -1,4 +1,4 @@
-"""The measured placements: one whole GPU each, in a closed loop over a fleet.
+"""Makes the measured placements: one whole GPU each, in a closed loop over a fleet.
 
 Moorage, kube-scheduler and every other peer get the same requests, the same number at a time.
 """
@@ -17,12 +17,12 @@ from moorage.lab.trace import TraceNode
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 UNDER_WAY: Final = CONNECTIONS * WINDOW
-"""Requests under way in the closed loop; a peer may need a connection for each."""
+"""Number of requests under way in the closed loop; a peer may need a connection for each."""
 GPUS_MIN: Final = 20
 """Least number of GPUs of a measured fleet: with fewer, a count of `Extent` may be 0."""
 CPU_MILLI: Final = 1_000
 MEMORY_MIB: Final = 1_024
-"""Memory of a placement in addition to one GPU, if the peer counts memory."""
+"""MiB of memory for a placement beside its GPU, if the peer counts memory."""
 
 Nodes = Sequence[TraceNode]
 
@@ -37,7 +37,7 @@ class Extent:
 
     @classmethod
     def of(cls, nodes: Nodes) -> "Extent":
-        """Return full counts for a fleet of 6,250 GPUs or more, lower ones for a smaller one."""
+        """Return full counts for a fleet of 6,250 GPUs or more, else lower counts."""
         gpus = sum(node.gpus for node in nodes)
         return cls(min(500, gpus // 12), min(5_000, gpus * 4 // 5), min(30, gpus // 3))
 
@@ -58,7 +58,7 @@ class Booking(NamedTuple):
     Args:
         handle: Identifies the placement to the `release` of its peer.
         node: The node of the GPU; empty if the peer only counts.
-        device: The GPU of the node; empty if the peer does not say.
+        device: The GPU of the node; empty if the peer does not name it.
     """
 
     handle: Any
@@ -70,7 +70,7 @@ Place = Callable[[], Awaitable[Booking | None]]
 
 
 async def place_surely(place: Place) -> Booking:
-    """Place a request on a fleet that has room.
+    """Place a request on a fleet that has room; return the booking.
 
     Raises:
         CommandError: The peer refused the request.
@@ -105,13 +105,13 @@ async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
 
 @contextlib.asynccontextmanager
 async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
-    """Raise an error in the block as soon as a server ends; otherwise a client may wait forever."""
+    """Raise an error in the block as soon as a server ends: else a client may wait forever."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     watched = [os.pidfd_open(pid) for pid in pids]
 
     async def refuse() -> None:
         await ended.wait()
-        raise CommandError("its server ended")
+        raise CommandError("the peer's server ended")
 
     for each in watched:
         loop.add_reader(each, ended.set)

@@ -1,7 +1,8 @@
 """`moored replay`: a trace through a real daemon, over a real socket, sandbox and ledger.
 
-One daemon per seed, with the nodes under random names (they break ties), the requests in random
-order, and no departures: the protocol of the paper "Beware of Fragmentation" (USENIX ATC'23).
+Each seed has its own daemon, with the nodes under random names (which break ties), the requests in
+random order, and no departures: the protocol of the paper "Beware of Fragmentation" (USENIX
+ATC'23).
 """
 
 import json
@@ -25,9 +26,9 @@ from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 86_400
-"""TTL of leases, longer than any replay: no lease ends."""
+"""TTL of leases in seconds, longer than any replay, so that no lease ends."""
 WINDOW: Final = 32
-"""At most this many requests are under way per connection; without ids, they go in order."""
+"""Maximum requests under way per connection; they are answered in order, since they have no ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Options:
 
 @dataclass(slots=True)
 class Run:
-    """One seed's outcome. Percentages are of the fleet's GPU milli; times are in seconds."""
+    """The outcome of a replay with one seed: percent of the fleet's GPU milli, and seconds."""
 
     seed: int
     requests: int

@@ -47,7 +47,7 @@ FLEETS: Final = (10, 1_000, 10_000)
 PASSES: Final = 3
 """Passes over the fleets: a disturbance of the machine lasts only seconds."""
 BLOCKS: Final = 8
-"""Blocks per figure; the quietest one counts, since noise only adds time."""
+"""Blocks of evaluations per figure; the quietest block counts, since noise only adds time."""
 EVALUATIONS: Final = 500
 """Evaluations of one block, with as many calls in this process between them."""
 STUCK: Final = 15
@@ -80,7 +80,7 @@ def sandbox() -> Figures:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Run this process, and its new children, on one core."""
+    """Run this process and its new child processes on one core until the block ends."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     try:
@@ -116,7 +116,7 @@ async def _latencies() -> Figures:
 
 
 async def _two_calls(case: str) -> Figures:
-    """Measure what two calls of an injected client add to an evaluation of the same cell."""
+    """Measure how much two calls of an injected client add to an evaluation."""
     async with MeasuredSandbox(CLUSTERS, nodes_per_cluster=1) as played:
         extra = _extra(await _quietest(partial_of(played, JsonObject)))
         pairs = _pairs(case, played.clusters)
@@ -145,11 +145,11 @@ async def _two_calls(case: str) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Additional seconds of evaluations with calls, compared with the same ones in this process."""
+    """The additional seconds of jailed evaluations, against the same ones in this process."""
 
     added: list[float]
     asking: list[float]
-    """The seconds of those evaluations that had a call to the host."""
+    """The seconds of the evaluations with a call that reached the host."""
     calls: int
     """Number of calls that reached the host."""
 
@@ -184,7 +184,7 @@ def _pairs(case: str, clusters: Sequence[str]) -> list[Sequence[str]]:
 
 
 async def _two_cores() -> Figures:
-    """Repeat the measurement where the scheduler may put the cell on another core."""
+    """Repeat the measurement without binding the cell to this process's core."""
     bare = await _bare()
     async with MeasuredSandbox(FLEETS[0]) as played:
         jailed, in_process = await _quietest(partial_of(played, JsonObject))
@@ -196,7 +196,7 @@ async def _two_cores() -> Figures:
 
 async def _measure_stuck() -> Figures:
     """Measure the time from the deadline of a stuck policy to that policy's next answer."""
-    # The same policy is stuck so often here that its circuit would open.
+    # A single policy would be stuck so often that its circuit would open.
     limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)
     late: list[float] = []
     async with MeasuredSandbox(FLEETS[0], limits=limits) as played:
@@ -229,7 +229,7 @@ def partial_of(
 async def _quietest(
     pair: tuple[Callable[[], Awaitable[float]], Callable[[], float]],
 ) -> tuple[float, float]:
-    """Return the medians of both in the block where they differ least, in seconds."""
+    """Return the medians of both calls in the block where they differ least, in seconds."""
     jailed, in_process = pair
     blocks: list[tuple[float, float]] = []
     for _ in range(BLOCKS):

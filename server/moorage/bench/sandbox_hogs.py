@@ -1,4 +1,4 @@
-"""Measures the cost to others of policies that never return.
+"""Measures what policies that never return cost other policies.
 
 The latency of another policy, the bystander, is measured alone, beside such policies (hogs), and
 beside as many plain processes that run at idle priority in the same Linux session (burners).
@@ -22,7 +22,7 @@ NODES: Final = 10
 HOGS: Final = 4
 ROUNDS: Final = 3
 WATCHED_SECONDS: Final = 2.0
-"""Seconds of observing the bystander in each turn, with hogs and without."""
+"""Seconds for which the bystander is observed in each turn, with hogs and without."""
 KNOWN_SECONDS_MAX: Final = 30.0
 """Seconds until the circuits of all hogs must be open, after repeated stops at the deadline."""
 PACE_SECONDS: Final = 0.001
@@ -62,7 +62,7 @@ async def _await_open_circuits(played: MeasuredSandbox) -> None:
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:
             raise CommandError(f"not all circuit breakers were open within {KNOWN_SECONDS_MAX:g} s")
-        await asyncio.sleep(PACE_SECONDS)  # The sandbox sends no event for it.
+        await asyncio.sleep(PACE_SECONDS)  # The sandbox sends no event for a circuit.
 
 
 async def _beside(
@@ -107,7 +107,7 @@ async def _burners(_: MeasuredSandbox) -> AsyncIterator[None]:
     burning = [await asyncio.create_subprocess_exec(*command, stdout=PIPE) for _ in range(HOGS)]
     try:
         for process in burning:
-            assert process.stdout is not None  # It is a pipe.
+            assert process.stdout is not None  # Standard output is a pipe.
             await process.stdout.readline()
         yield
     finally:

@@ -27,7 +27,7 @@ READY_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
 POLL_SECONDS: Final = 0.2
 WRITERS: Final = 16
-"""At most this many objects are created at the same time."""
+"""Maximum objects that are created at the same time."""
 _TOKEN: Final = "bench"  # noqa: S105  # Of an API server on loopback that ends with the run.
 _CONFIG: Final = """\
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -53,7 +53,7 @@ def programs() -> dict[str, str]:
     """Return the path of each of `PROGRAMS`, by its name.
 
     Raises:
-        CommandError: One of the programs is not installed.
+        CommandError: A program is not installed.
     """
     found: dict[str, str] = {}
     for name in PROGRAMS:
@@ -102,7 +102,7 @@ class SchedulerPlane:
         """Run the control plane without its scheduler until the block ends.
 
         Raises:
-            CommandError: A program is missing, or does not get ready.
+            CommandError: A program is missing, or does not get ready in time.
         """
         plane = cls(folder, synced=synced)
         with ExitStack() as stack:
@@ -142,7 +142,7 @@ class SchedulerPlane:
         return items
 
     def until_bound(self, count: int) -> None:
-        """Wait until all pods have a node; the error's text names `count` as their number."""
+        """Wait until all of `count` pods have a node."""
         query = {"fieldSelector": "spec.nodeName=", "limit": "1"}
 
         def bound() -> bool:

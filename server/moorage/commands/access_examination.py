@@ -21,17 +21,17 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 SOON_SECONDS: Final = 14 * 86_400.0
-"""A certificate or token is reported in these seconds before it expires."""
+"""Seconds before its expiry from which on a certificate or token is reported."""
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
 _MIB: Final = 1 << 20
 _FILES_SHOWN: Final = 5
 _ROUNDS: Final = 4
-"""Rounds of a TLS handshake between two sides in memory; TLS 1.3 takes two."""
+"""Maximum rounds of a TLS handshake between two sides in memory; TLS 1.3 takes two."""
 
 
 def examine_access(config: Config) -> list[DoctorFinding]:
-    """Examine each part; a part that is not configured has no finding."""
+    """Examine each part of access; a part that is not configured has no finding."""
     return [
         *_tls(config),
         _tokens(config),

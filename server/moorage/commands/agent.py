@@ -141,7 +141,7 @@ def agent_token(
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
         expires = {"expires_at": now + 60 * minutes}
         note(settings, "agent.token_created", {"cluster": cluster}, expires)
-    typer.echo(f"One machine may join “{cluster}” with it within {minutes} minutes.", err=True)
+    typer.echo(f"One machine may join “{cluster}” by this token in {minutes} minutes.", err=True)
 
 
 @agent.command("list", short_help="List the machines with agents.")

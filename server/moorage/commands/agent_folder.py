@@ -15,15 +15,14 @@ from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
 
 _INTERFACES: Final = Path("/sys/class/net")
 _OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
-"""Files of a network interface, and their contents if it is Ethernet with its hardware's
-address."""
+"""Files of a network interface, and their contents for Ethernet with the hardware's own address."""
 _CHANGING: Final = frozenset({"usb", "vmbus"})
 """Buses whose interfaces may get other addresses at a reboot: docks, the board's own controller,
 and WSL2."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BIRTH_TIME: Final = 0x800
 """`STATX_BTIME` of statx(2). In the call, this bit asks for the creation time; in the result, it
-says that there is one."""
+says that the time is known."""
 _HERE: Final = -100
 """`AT_FDCWD` of statx(2): a relative path starts at the working directory."""
 _STATX_BYTES: Final = 256
@@ -51,14 +50,14 @@ def _made_at(folder: Path) -> int:
 
 
 def _address(interface: Path) -> str:
-    """Return the hardware address of an interface; empty: it has none of its own."""
+    """Return the hardware address of an interface; empty: it has no address of its own."""
     device = interface / "device"
     bus = (device / "subsystem").resolve().name
     if not device.exists() or bus in _CHANGING or (device / "physfn").exists():
-        return ""  # A virtual function may get another address at each start, too.
+        return ""  # A virtual function may get a new address at each start.
     try:
         said = {each: (interface / each).read_text().strip() for each in ("address", *_OWN_ADDRESS)}
-    except OSError:  # The interface is gone meanwhile.
+    except OSError:  # The interface vanished meanwhile.
         return ""
     address = said.pop("address")
     return address if said == _OWN_ADDRESS else ""

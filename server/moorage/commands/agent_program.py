@@ -57,10 +57,10 @@ PING_SECONDS_OF_SEVERAL: Final = 2.0
 single server, the answers to beats suffice."""
 OPEN_SECONDS_MAX: Final = 10.0
 OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
-"""Seconds to connect, and the same if there are other addresses."""
+"""Maximum seconds to connect; `…_OF_SEVERAL` holds if the agent has other addresses."""
 WELCOME_SECONDS_MAX: Final = 30.0
 UNHEARD_SECONDS_ADVISED: Final = 5.0
-"""Shortest `unheard_seconds` without a warning: a busy machine or server may stall for less."""
+"""Shortest `unheard_seconds` without a warning: a busy machine may be silent for less."""
 
 log = structlog.get_logger("moored")
 
@@ -71,7 +71,7 @@ class AgentOptions:
 
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: clients' default.
-        token: The token to join with; None: the machine has joined.
+        token: The token to join with; None: the machine has joined already.
         name: Name of the node; empty: the machine's own name.
         machine_id: Whether the agent sends the machine id.
         unheard_seconds: How long workloads run without contact to the server; 0: without limit.
@@ -88,8 +88,8 @@ class AgentOptions:
     address: str
 
 
-class _Refused(Exception):  # noqa: N818  # It is an answer.
-    """The server refused this agent; `final` if it will also refuse it later."""
+class _Refused(Exception):  # noqa: N818  # An answer of the server, not a fault.
+    """The server refused this agent; `final`: it will refuse every later attempt, too."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -97,7 +97,7 @@ class _Refused(Exception):  # noqa: N818  # It is an answer.
 
 
 class _Standby(Exception):  # noqa: N818  # As above.
-    """The server is a standby; `names_another` if it named the leader."""
+    """The server is a standby; `names_another`: it named the leader."""
 
     def __init__(self, reason: str, *, names_another: bool) -> None:
         super().__init__(reason)
@@ -116,7 +116,7 @@ def run(options: AgentOptions, config: Config) -> int:
         addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
         for at in addresses.order():
             parse_uri(at.url)
-        StandardStream(sys.stdout.fileno())  # A stalled reader of stdout must not stop it, either.
+        StandardStream(sys.stdout.fileno())  # A stalled reader of stdout must not stop the agent.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
@@ -204,10 +204,10 @@ class _Agent:
             pass
         finally:
             await host.close()
-        main.uncancel()  # Not earlier: a second signal would interrupt the close.
+        main.uncancel()  # After the close, which a second signal would interrupt.
 
     async def _round(self, host: AgentHost) -> bool:
-        """Try each address until a connection was open; return whether one was."""
+        """Try each address until a connection was open; return whether any was."""
         final: list[_Refused] = []
         left = self._addresses.order()
         led = False
@@ -235,7 +235,7 @@ class _Agent:
         return False
 
     async def _connect(self, host: AgentHost, at: Endpoint) -> None:
-        """Serve one connection until it is lost."""
+        """Connect to an address, and serve the connection until it is lost."""
         shown = [each for each in (self._known.get("key"), self._options.token) if each]
         if not shown:
             reason = "this machine has not joined: give --token, as `moored agent token` prints it"
@@ -285,7 +285,7 @@ class _Agent:
                 case wire.AgentWelcome() as welcome:
                     self._note_welcome(welcome)
                     self._addresses.note_open(at)
-                    if self._deadline.passed:  # The server may start these elsewhere by now.
+                    if self._deadline.passed:  # The server may start workloads elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)
@@ -303,7 +303,7 @@ class _Agent:
                     raise _Refused("the answer does not come from a Moorage server", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
-        """Return the error for a handshake's HTTP status."""
+        """Return the error for the HTTP status with which a server refused the handshake."""
         try:
             said = msgspec.json.decode(error.response.body or b"", type=_HttpRefusal).error
         except msgspec.MsgspecError:

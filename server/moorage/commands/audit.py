@@ -1,6 +1,6 @@
 """`moored audit`: print and verify the audit log, in a data folder or in the database.
 
-The server may be running.
+Both commands also work while the server runs.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ def _rows(settings: Config) -> Iterator[AuditRows | None]:
 
 
 def _begin(since: str) -> float:
-    """Return the time of the first entry to print, in seconds since the epoch."""
+    """Return the time from which on entries are printed, in seconds since the epoch."""
     if not since:
         return 0.0
     if (seconds := read_duration(since)) is not None:

@@ -66,8 +66,8 @@ def restore(
     typer.echo(
         f"Leases that were granted after {known}, are unknown here, and their GPUs may be "
         "granted again: end their workloads before you start the server. "
-        "Leases that ended after it are held again until they expire. Tokens that were revoked "
-        "after it are valid again."
+        "Leases that ended after this are held again until they expire. Tokens that were revoked "
+        "after this are valid again."
     )
 
 

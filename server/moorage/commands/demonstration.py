@@ -1,7 +1,7 @@
 """`moored demo`: show the main use on a laptop, without preparation.
 
-Starts a daemon with everything embedded, registers a small fleet, publishes a shipped policy, asks
-over a real socket, and shows placement, lease and reason.
+The demo starts a daemon with all parts embedded, registers a small fleet, publishes a shipped
+policy, asks over a real socket, and shows placement, lease and reason.
 """
 
 import json
@@ -26,7 +26,7 @@ FLEET: Final = {"harbour": ("A100-80GB", 81_920, 3, 8), "lagoon": ("L4", 24_576,
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request of the demo and its reply."""
+    """A request of the demo, and its reply."""
 
     title: str
     request: JsonObject

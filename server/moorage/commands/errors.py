@@ -55,7 +55,7 @@ def refuse_option(option: str, expected: str) -> NoReturn:
 def refuse_root(folder: Path) -> None:
     """End the command if root runs it in the data folder of another user.
 
-    The server could not read or append to files there that belong to root.
+    The server could not read or append to files that belong to root.
     """
     if os.geteuid() == 0 and folder.is_dir() and _owner(folder) != 0:
         _refuse_user(folder, "")
@@ -82,7 +82,7 @@ def refuse_stranger(folder: Path) -> None:
     """End the command if its user may not read and write in a data folder that exists."""
     needed = os.R_OK | os.W_OK | os.X_OK
     seen = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
-    if seen != folder:  # It does not exist, or this user may not look for it.
+    if seen != folder:  # The folder is missing, or this user may not look for it.
         allowed = os.access(seen, os.X_OK)
     else:
         made = folder / CATALOG_FILE
@@ -110,14 +110,14 @@ def _refuse_user(folder: Path, hides: str) -> NoReturn:
 
 @contextlib.contextmanager
 def command_errors() -> Iterator[None]:
-    """Turn errors that stop a command into one line and an exit code."""
+    """Turn errors in a block that stop a command into one line and an exit code."""
     from httpx import HTTPError  # noqa: PLC0415  # `--help` stays quick.
     from websockets.exceptions import WebSocketException  # noqa: PLC0415  # As in serve.
 
     from moorage.lab.errors import CommandError  # noqa: PLC0415  # As in serve.
     from moorage.lab.trace import TraceError  # noqa: PLC0415  # As in serve.
 
-    # A user who stops a command stops its daemon too, and lets it clean up.
+    # A user who stops a command also stops its daemon, which then cleans up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with fail_on(CommandError, TraceError, OSError, HTTPError, WebSocketException):
         yield

@@ -41,10 +41,11 @@ SERVICES: Final = "cluster registry, metrics store and policy store are built in
 ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
-"""Seconds for the server that has the data folder open to answer: it may be busy."""
+"""Seconds for the server of this data folder to answer: it may be busy."""
 _SETTINGS: Final = {"websocket": ("host", "port"), "http": ("http_host", "http_port")}
 _WEBSOCKET_HEALTH: Final = b"ok\n"
-"""The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
+"""The answer to `/healthz` at the port of the WebSocket; at the port of HTTP, the answer is
+JSON."""
 _OTHER_SETTINGS: Final = "restart it with these settings, or run this command with its settings"
 _SILENT: Final = (
     "run this command with the server's settings of ports and TLS; if they agree, read its log"
@@ -54,7 +55,7 @@ _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not 
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; append the advice to findings about the data folder. Raises nothing."""
+    """Check all parts; append `advice` to findings about the data folder. Raises nothing."""
     own = read_doors(config.data_dir)
     ports = [_Port(config, advice, own, kind).examine() for kind in _SETTINGS]
     findings = [
@@ -75,10 +76,10 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
 
 
 class _NoServices:
-    """Services for the policy of the self-test, which must not call any of them."""
+    """Serves nothing to the policy of the self-test, which must not call any service."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
-        """Refuse the call."""
+        """Refuse a policy's call of a service."""
         raise AssertionError((client, method, arguments))
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -224,7 +225,7 @@ class _Port:
         return DoctorFinding(f"{self._kind} port", state, at + detail)
 
     def _answers(self, seconds_max: float) -> bool:
-        """Return whether a healthy server is at the port: it answers `/healthz`.
+        """Return whether a healthy server is at the port: whether it answers `/healthz`.
 
         With TLS, the two ports of a server look the same.
         """

@@ -13,7 +13,7 @@ class FolderCopy:
     """The contents of a new folder.
 
     Args:
-        newest_at: The time at which the last fact was appended; 0: there is no fact.
+        newest_at: The time at which the last fact was appended; 0: no facts.
         fencing: New fencing numbers are larger than this number.
     """
 

@@ -47,14 +47,14 @@ def _address(settings: Config) -> str:
 
 
 def _ask(settings: Config, host: str) -> str:
-    """Return the answer of `/healthz`."""
+    """Return the server's answer to `/healthz`."""
     if settings.tls_client_ca is not None:
         socket.create_connection((host, settings.http_port), _SECONDS).close()
         return "The port is open."
     if settings.tls_cert is None:
         connection = http.client.HTTPConnection(host, settings.http_port, timeout=_SECONDS)
     else:
-        # The certificate has the name by which clients reach the server, which is not this one.
+        # The certificate has the name by which clients reach the server, not this address.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(

@@ -1,7 +1,7 @@
 """`moored serve --here`: registers this machine, and publishes the shipped policies.
 
-`daemon.main` calls it in a thread before the daemon reports that it is ready. The command publishes
-policies as any client does.
+`daemon.main` calls `stock` in a thread before the daemon reports that it is ready. Policies are
+published as any client does it.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def stock(config: Config, url: str, token: str, register: Register) -> None:
 
 
 def _register(register: Register, folder: Path) -> str:
-    """Register this machine, under its earlier name if there is one; return its node."""
+    """Register this machine, under its earlier name if it has one; return its node."""
     (document,) = machine_inventory("this machine", "").documents
     node = RegisteredNode(*register(document, machine.read_registration(folder)))
     machine.write_registration(folder, node)

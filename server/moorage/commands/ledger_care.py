@@ -1,6 +1,6 @@
 """`moored ledger verify` and `moored ledger repair`: find and repair damage in a data folder.
 
-Both check the whole ledger and catalog; a start only checks what it reads.
+Both commands check the whole ledger and catalog; a start only checks what it reads.
 """
 
 import shutil
@@ -21,14 +21,14 @@ from moorage.storage.sqlite.lock import WriterLock
 
 @dataclass(frozen=True, slots=True)
 class LedgerFindings:
-    """The findings in a data directory."""
+    """The damage that `verify` finds in a data directory, and what it counted."""
 
     ledger: walk.LedgerWalk
     catalog: catalog.CatalogWalk
 
     @property
     def findings(self) -> list[str]:
-        """The damage, one sentence for each."""
+        """The damage, one sentence for each fault."""
         unknown = [f"{LEDGER_FILE}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
         return [*self.ledger.findings, *unknown, *self.catalog.findings]
 
@@ -47,10 +47,10 @@ class LedgerFindings:
 
 
 def verify(data: Path) -> LedgerFindings:
-    """Check all files; the daemon may be running.
+    """Check all files of a data directory; the daemon may be running.
 
     Raises:
-        LedgerError: There is no ledger, it was renamed, or a newer release wrote ledger or catalog.
+        LedgerError: The ledger is missing or renamed, or a newer release wrote ledger or catalog.
         OSError: A file cannot be read at all.
     """
     try:
@@ -67,7 +67,7 @@ def verify(data: Path) -> LedgerFindings:
 
 
 def _refuse_renamed_file(data: Path) -> None:
-    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger.
+    """Raise an error if the ledger's file was renamed: a repair would make an empty ledger.
 
     Raises:
         LedgerError: The file was renamed.
@@ -128,7 +128,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
             for file in data.glob(pattern):
-                if file.suffix != ".reserve":  # It has no contents.
+                if file.suffix != ".reserve":  # Such a file has no contents.
                     shutil.copy2(file, copy)
         if found.ledger.findings:
             repairing.rebuild(data / LEDGER_FILE, found.ledger, left)

@@ -12,7 +12,7 @@ from moorage.storage.opening import open_storage
 
 
 def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
-    """Record a change in the audit log, if there is one."""
+    """Record a command's change in the audit log, unless the log is off."""
     if not settings.audit_days:
         return
     from moorage.daemon.access.audit_log import open_lines  # noqa: PLC0415  # As in serve.

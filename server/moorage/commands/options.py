@@ -21,6 +21,6 @@ _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def read_duration(text: str) -> int | None:
-    """Return the seconds in a text such as `12h` or `30d`; None: it is not a duration."""
+    """Return the seconds in a text such as `12h` or `30d`; None: the text is not a duration."""
     found = _DURATION.fullmatch(text)
     return None if found is None else int(found[1]) * _UNIT_SECONDS[found[2]]

@@ -22,7 +22,7 @@ def prices(
     settings = load_config({"data_dir": data}, config)
     refuse_root(settings.data_dir)
     try:
-        from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
+        from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # The module needs an extra.
         from moorage.backends.aws.catalogue import refresh  # noqa: PLC0415  # As above.
     except ModuleNotFoundError as error:
         fail(f"prices needs {error.name}: {install_command('aws')}")

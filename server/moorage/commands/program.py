@@ -59,7 +59,7 @@ def _read_options(
 ) -> None:
     """Process the options before a command."""
     if context.invoked_subcommand == "serve":
-        # Before the flags are read: the exit code must not depend on the reader of stderr.
+        # Protect stderr before the flags are read: the exit code must not depend on its reader.
         context.obj = StandardStream(STDERR)
 
 

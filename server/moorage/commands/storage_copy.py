@@ -19,7 +19,7 @@ class CopyReport:
 
     Attributes:
         is_new: Whether the target did not exist before.
-        facts: Number of facts; likewise the other fields.
+        facts: Number of facts; the other fields are numbers, too.
     """
 
     is_new: bool = True
@@ -30,13 +30,14 @@ class CopyReport:
 
 
 def copy(source: str, target: str) -> CopyReport:
-    """Copy a storage to an empty one of the other kind, and compare both.
+    """Copy a storage to an empty storage of the other kind, and compare both.
 
     A database is filled in one transaction, a folder beside its final place. So no server can start
-    on the rest of an interrupted copy, and the next call starts clean.
+    on a part of an interrupted copy, and the next call starts clean.
 
     Raises:
-        StorageError: A server uses one of them, the source is damaged, or the target is not empty.
+        StorageError: A server uses one of the storages, the source is damaged, or the target is not
+            empty.
         OSError: A file cannot be written.
     """
     if is_address(source) == is_address(target):

@@ -65,7 +65,7 @@ def token_create(
         return
     typer.echo(made)
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
-    typer.echo(f"A server accepts it if it uses {_place(settings)}.", err=True)
+    typer.echo(f"A server that uses {_place(settings)} accepts the token.", err=True)
 
 
 @token.command("list", short_help="List tokens by name, without their secrets.")
@@ -136,7 +136,7 @@ def _is_tenant(tenant: str) -> bool:
 
 
 def _end(expires: str, now: float) -> float | None:
-    """Return when a new token expires; None if it never does."""
+    """Return when a new token expires; None if it never expires."""
     if expires == "never":
         return None
     seconds = read_duration(expires)

@@ -1,4 +1,4 @@
-"""Kinds of settings: the accepted values in words, and the function that reads them, per kind.
+"""Kinds of settings: for each, the accepted values in words and the function that reads them.
 
 `moorage.config.settings` says which setting is of which kind.
 """
@@ -16,14 +16,14 @@ from moorage.records.rights import Role
 from moorage.setting_kinds import SettingKind, read_list, whole
 
 URL_CHARS_MAX: Final = 2_048
-"""At most this many characters of a URL of an external service."""
+"""Maximum characters of a URL of an external service."""
 _QUOTES: Final = ("'", '"')
 _QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
-"""Least characters of a token on loopback, where only local programs can guess."""
+"""Least characters of a token on loopback, where only local programs can guess tokens."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
 """Least characters of a token on an address that other machines reach."""
-# A name or an address as it stands in a URL; IPv6 addresses without their brackets.
+# A name or an address as in a URL, but IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _RAY: Final = re.compile(
     r"auto|(?:ray://)?(?:[a-zA-Z0-9_.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", re.ASCII

@@ -5,7 +5,7 @@ the daemon reads the environment. A setting is one line of `Config`: its type, i
 kind, and the sentence that the docs and `--help` print. Kinds of backends declare their own
 settings.
 
-    ConfigError    a setting is wrong; names it, where it came from and what was expected
+    ConfigError    a setting is wrong; the error names it, its source and what was expected
 """
 
 import dataclasses
@@ -156,7 +156,7 @@ class Config:
         str,
         Setting(
             HOST,
-            "Address of the HTTP services, with the same needs as `host`.",
+            "Address of the HTTP services, which needs the same settings as `host`.",
             default="as `host`",
         ),
     ] = ""
@@ -167,7 +167,7 @@ class Config:
         Path | None,
         Setting(
             FILE,
-            "PEM file with the certificate of both doors, which then speak `wss` and `https`; read "
+            "PEM file with the certificate of both ports, which then speak `wss` and `https`; read "
             "again when it changes.",
             default="none",
         ),
@@ -270,7 +270,8 @@ class Config:
         str,
         Setting(
             NAME,
-            "Claim with a role, or a list of roles, of which the highest counts; `a.b` as above.",
+            "Claim with a role, or a list of roles, of which the highest counts; `a.b` also means "
+            "`b` in the object `a`.",
         ),
     ] = "moorage_role"
     oidc_roles: Annotated[
@@ -756,9 +757,9 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 
 
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
-    """Return whether there are tokens in the settings or the data folder, or there is an issuer.
+    """Return whether the settings or the data folder have tokens, or an issuer is configured.
 
-    With a database, tokens may exist: the start checks it.
+    With a database, tokens may exist in it; the start of the server checks this.
     """
     if chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]:
         return True

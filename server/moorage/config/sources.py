@@ -1,6 +1,6 @@
 """Reads settings from flags, the environment and a TOML file. `config` is the only caller.
 
-ConfigError    a setting is wrong; names it, where it came from and what was expected
+ConfigError    a setting is wrong; the error names it, its source and what was expected
 """
 
 import difflib
@@ -15,7 +15,7 @@ from moorage.config.kinds import STORAGE, TOKENS, URL
 from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
-"""The variable that names the TOML file if `--config` does not."""
+"""The variable that names the TOML file if `--config` is not given."""
 
 OTHER_NAMES: Final = frozenset(
     {
@@ -56,8 +56,8 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""Names that are not settings of the daemon but of clients, agents, slices and workloads: ignored,
-since a daemon often shares their environment."""
+"""Variables of clients, agents, slices and workloads. The daemon ignores them, since it often
+shares their environment."""
 
 _LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"
@@ -85,7 +85,7 @@ EXECUTION_NAMES: Final[Mapping[str, str]] = {
 """Names of variables that existing users have for policy execution, with our settings for them."""
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""At most this many bytes in the TOML file; a larger file is certainly something else."""
+"""Maximum bytes of the TOML file; a larger file is certainly something else."""
 
 
 class ConfigError(Exception):
@@ -114,7 +114,7 @@ def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path
 
 
 def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
-    """Return the settings of flags; None means that a flag is not there.
+    """Return the settings of flags; a value None means that the flag was not given.
 
     Raises:
         ConfigError: A flag names no setting.
@@ -221,7 +221,7 @@ def read(setting: Setting, source: str, value: object) -> object:
 def default_data_dir(environ: Mapping[str, str]) -> Path:
     """Return the default data folder, which does not depend on the working directory.
 
-    Leases must not vanish because a user restarts it from another folder.
+    Leases must not vanish because a user restarts the server in another folder.
 
     Raises:
         ConfigError: The folder would be in the home folder, and this user has none.

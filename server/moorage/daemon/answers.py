@@ -35,7 +35,7 @@ def encode(
         request: The server's id of the request, for `why`; empty if there is none.
         warnings: Sentences that the caller should know beside the answer.
         version: The version of the policy that decided, where the request named an alias.
-        workload: What its backend last said of the workload of a lease, where that starts or runs.
+        workload: The backend's last report on the lease's workload, if it starts or runs.
         token: The token of a lease; empty where it is not known.
         stamp: The last fact that the answer reflects, and the time.
 
@@ -72,7 +72,7 @@ def refusal_of(error: ServiceError) -> Refusal:
 def error_of(
     no: Refusal, *, reason: str = "", field: str | None = None, status: int = 0
 ) -> ServiceError:
-    """Return the error of a service for a refusal of the core, with other parts where given."""
+    """Return the service error for the core's refusal; the other arguments replace its parts."""
     return ServiceError(
         no.code,
         reason or no.reason,
@@ -95,11 +95,11 @@ def lease_answer(
 
     Args:
         lease: The lease, as the core knows it.
-        workload: What its backend last said of its workload; more than the core knows as long as
-            that starts.
+        workload: The backend's last report on the workload; until the workload runs, it has more
+            than the core knows.
         token: The token of the lease, for its owner.
-        ttl_max_seconds: See `LeaseNews`.
-        lost: See `LeaseNews`.
+        ttl_max_seconds: Seconds that the lease may last, if the client requested more; else None.
+        lost: The machine of the lease that stopped reporting, and since when; or empty.
     """
     answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds, lost=lost)
     known = answer.workload

@@ -78,8 +78,8 @@ class CalendarRecord:
     """Detects by a file that the machine's calendar was set while no server ran.
 
     Args:
-        folder: The server's data folder; None: the facts may be those of a server elsewhere, with
-            another calendar.
+        folder: The server's data folder; None: no shift is detected, since another machine's server
+            may have stored the facts.
         calendar: The calendar of the machine, as that of `Clock`.
         running: Returns the seconds since the machine started.
     """

@@ -1,6 +1,6 @@
 """Steps the core in one task and commits in another; no effect leaves before its facts are durable.
 
-Everything else posts events. While one group of facts is being made durable, the next events are
+All other tasks post events. While one group of facts is being made durable, the next events are
 stepped already (group commit: the slower the disk, the larger the group). If no more facts are
 expected, the ledger gets the next group before that.
 """
@@ -95,9 +95,9 @@ class CommitLoop:
         ledger: The open ledger.
         inbox: The events that the core has not processed yet.
         effects: Carries out the effects of a step, once its facts are durable.
-        tasks: Runs what goes on beside the loop.
-        config: Gives the facts between checkpoints, and the grace after a stall, which is that of a
-            restart.
+        tasks: Runs the loop's background tasks.
+        config: Gives the number of facts between two checkpoints, and the grace after a stall,
+            which is the same as after a restart.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class CommitLoop:
                 self._facts_waiting -= len(group.facts)
                 self._hand_over()  # The disk works while effects leave.
                 if group.checkpoint is not None:
-                    # It is written beside the next commits: grants must not wait for it.
+                    # Write the checkpoint beside the next commits: grants must not wait for it.
                     writing = self._tasks.spawn(self._ledger.checkpoint(*group.checkpoint))
                     self._checkpoints = [each for each in self._checkpoints if not each.done()]
                     self._checkpoints.append(writing)

@@ -17,7 +17,7 @@ from moorage.daemon.trust import Trust
 from moorage.gateway.server import Gateway
 
 DRAIN_SECONDS_MAX: Final = 10.0
-"""Seconds that a stop waits for work under way before it closes anyway."""
+"""Maximum seconds that a stop waits for work under way before it closes the ports."""
 
 
 CHECKPOINT_SECONDS_MAX: Final = 5.0
@@ -31,8 +31,8 @@ class Daemon:
     Args:
         doors: The two ports, open.
         agents: The machines with agents, and the server's own machine.
-        trust: Whether this server still leads and should continue to.
-        closing: Closes everything that is open, the ports first.
+        trust: Says whether this server still leads, and whether it should.
+        closing: Closes all open parts of the server, the ports first.
     """
 
     doors: Doors
@@ -83,7 +83,7 @@ class Daemon:
                         await self.commit_loop.checkpoint()
             if election is not None:
                 await asyncio.to_thread(election.resign)
-        # A broken server answers nothing: clients reconnect at once.
+        # A broken server does not wait for its clients, so that they reconnect at once.
         await self.gateway.close(patient=not broken)
         self.replies.drain(STOPPING)
         await self.tasks.close()

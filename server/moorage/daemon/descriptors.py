@@ -1,8 +1,8 @@
 """File descriptors of the daemon: limits their number and reserves the last ones.
 
-A connection costs one, and anybody may open many. So connections get all but `RESERVED`, which are
-left to the ledger, the catalog, cells and workloads; requests that would open files are refused
-while there are fewer than `SPARE`.
+A connection uses one descriptor, and anybody may open many. So connections get all but `RESERVED`,
+which are left to the ledger, the catalog, cells and workloads; requests that would open files are
+refused while there are fewer than `SPARE`.
 """
 
 import os
@@ -19,14 +19,14 @@ SPARE: Final = 32
 
 
 def raise_limit() -> None:
-    """Raise the limit of open files to the most allowed: each session is one, shells set 1,024."""
+    """Raise the limit of open files to the most allowed: shells set 1,024, too few for sessions."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections of each port that leave `RESERVED` descriptors free."""
+    """The maximum of connections per port with which `RESERVED` descriptors stay free."""
 
     web: int
     gateway: int

@@ -1,6 +1,6 @@
 """The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
-`daemon.start` makes them; the handlers behind the ports change when the server leads.
+`daemon.start` makes the ports; their handlers change when the server leads.
 """
 
 import os
@@ -51,7 +51,7 @@ class Doors:
 
     Args:
         tls: Certificate of the server; None: no TLS.
-        trusts: Returns whether answers over HTTP may leave.
+        trusts: Returns whether this server may still send answers over HTTP.
 
     Attributes:
         port: The port of the WebSocket; 0 before it is open.
@@ -83,10 +83,10 @@ class Doors:
             services: The services behind HTTP.
             deliver: The receiver of the WebSocket's messages.
             agents: The receiver of connections from agents of machines.
-            goes_on: As `Gateway.change` takes it.
+            goes_on: Returns whether a session stays open; see `Gateway.change`.
 
         Raises:
-            OSError: An address cannot be listened on.
+            OSError: The server cannot listen on an address.
         """
         if isinstance(services, StandbyServices):
             self._standby = services
@@ -99,9 +99,9 @@ class Doors:
         self._web = web = WebServer(
             services, origins=origin_names(config), connections_max=limits.web, trusts=self._trusts
         )
-        with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
+        with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another port (0: any)"):
             self.http_port = await web.start(config.http_host, config.http_port, context)
-        with naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
+        with naming("set port (MOORAGE_PORT, --port) to another port (0: any)"):
             self.port = await self._gateway.start(
                 deliver, config.host, config.port, self.http_port, context, agents
             )
@@ -130,7 +130,7 @@ class Doors:
 
     def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
         """Serve HTTP without TLS for the server's own token alone; yield the URL."""
-        assert self._web is not None  # It is open.
+        assert self._web is not None  # The port is open.
         return self._web.serve_itself(bearer)
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class Entrance:
 def make_entrance(
     config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
 ) -> Entrance:
-    """Make the ports, still closed."""
+    """Make the ports and the parts that decide who may connect; the ports are still closed."""
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max, storage.audit())
     stack.callback(audit.close)
     named_tokens = TokenStore(storage.tokens())

@@ -34,7 +34,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 
 @dataclass(frozen=True, slots=True)
 class EffectCarrier:
-    """See `commit_loop.Effects`. The fields after `check` only observe each step.
+    """Carries out the core's effects. The fields after `check` only observe each step.
 
     Args:
         workloads: Starts and stops the workloads of leases.
@@ -83,14 +83,14 @@ class EffectCarrier:
             self.traces.observe_step(event, turn)
 
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
-        """Note durable facts, up to seq `last`, in audit log and metrics."""
+        """Pass durable facts, up to seq `last`, to the audit log and the metrics."""
         self.measures.observe_facts(facts)
         self.durations.observe_facts(facts)
         self.durations.observe_commit(seconds)
         self.trail.observe_commit(facts, last)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Pass on facts that are durable."""
+        """Pass a turn's durable facts to the traces and the watchers."""
         if self.traces is not None:
             self.traces.note_durable(facts)
         self.watchers.note_durable(facts)

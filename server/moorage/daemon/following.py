@@ -1,6 +1,6 @@
 """The followed state of a standby: applies the leader's facts, and answers reads from them.
 
-`daemon.start` makes one while another server leads.
+`daemon.start` makes a `Follower` while another server leads.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Applied:
     """The state that a standby has applied; when the standby leads, it continues with this state.
 
     Args:
-        ledger: The position up to which the facts are applied.
+        ledger: The standby's ledger, with the position up to which facts are applied.
         closing: Releases all resources of this state.
     """
 
@@ -59,7 +59,7 @@ class Applied:
 
 
 class Follower:
-    """Applies facts as the leader stores them.
+    """Applies the facts that the leader stores to this standby's state.
 
     Args:
         ledger: The loaded ledger.
@@ -105,13 +105,14 @@ class Follower:
         return True
 
     async def run(self, durable: Callable[[Sequence[Fact]], None]) -> None:
-        """Follow until cancelled.
+        """Apply new facts until cancelled.
 
         Args:
-            durable: Given all facts that were applied.
+            durable: Called with all facts that were applied.
 
         Raises:
-            LedgerError: The stored facts are another history, or this release cannot read them.
+            LedgerError: The stored facts do not continue the applied ones, or this release cannot
+                read them.
         """
 
         def take(facts: Sequence[Fact]) -> None:
@@ -178,7 +179,7 @@ class Reads(Inbox):
         self._replies = replies
 
     def post(self, event: Event, tenant: Tenant | None = None) -> None:
-        """See `Inbox.post`."""
+        """Answer a read at once; ignore any other event."""
         del tenant
         if not isinstance(event, Inquired):
             return

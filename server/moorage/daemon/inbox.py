@@ -1,9 +1,9 @@
 """The queue of events for the core: all parts post, only the commit loop takes.
 
 Events that end or renew leases go ahead of requests for new leases: a release behind thousands of
-requests would hold back the capacity that they wait for. So do answers of policies: the longer they
-wait, the more often the fleet has changed since. Other events are taken from the tenants in turn,
-so thousands of one tenant delay no other.
+requests would hold back the capacity that they wait for. Answers of policies also go ahead: the
+longer they wait, the more often the fleet has changed since. Other events are taken from the
+tenants in turn, so thousands of one tenant delay no other.
 
 A client with too many requests is read again only after a batch of the commit loop; otherwise
 reading and refusing would take all the time that granting needs.
@@ -32,7 +32,7 @@ from moorage.core.turns.events import (
 from moorage.model import RequestId, SessionId, Tenant
 
 AHEAD_MAX: Final = 8
-"""Events in a row taken ahead of waiting others: renewals alone must not stop grants."""
+"""Maximum events in a row that go ahead of others: renewals must not stop grants."""
 READERS_PER_BATCH: Final = 64
 """Clients that are read again after a batch of the commit loop; each may cost a refusal."""
 _AHEAD: Final = frozenset(
@@ -52,14 +52,14 @@ _AHEAD: Final = frozenset(
 
 
 class Inbox:
-    """Queues each tenant's events in their order, and those about leases ahead of the others."""
+    """Queues each tenant's events in order, and events about leases ahead of all others."""
 
     def __init__(self) -> None:
         self._ahead: deque[Event] = deque()
         self._own: deque[Event] = deque()
         """The server's own events, such as inventory changes: later events rely on them."""
         self._of: dict[Tenant, deque[Event]] = {}
-        """Events of clients, by tenant; the first tenant is next, and then goes to the end."""
+        """Events of clients, by tenant; the first tenant is next, and then moves to the end."""
         self._others = 0
         """Number of events in `_own` and `_of`."""
         self._requests: dict[RequestId, Tenant | None] = {}
@@ -96,7 +96,7 @@ class Inbox:
         self._posted.set()
 
     def leave(self, session: SessionId, tenant: Tenant) -> None:
-        """Drop the placement requests of a session that is over: no one reads their answers.
+        """Drop the placement requests of a session that has ended: no client reads their answers.
 
         Its other events still count, and are stepped before its `SessionLost`.
         """
@@ -111,7 +111,7 @@ class Inbox:
         self.post(SessionLost(session), tenant)
 
     def take(self) -> Event:
-        """Return the next event; the inbox must not be empty."""
+        """Remove and return the event that the core gets next; the inbox must not be empty."""
         if self._ahead and (self._taken_ahead < AHEAD_MAX or not self._others):
             self._taken_ahead += 1
             return self._ahead.popleft()
@@ -143,7 +143,7 @@ class Inbox:
             await self._posted.wait()
 
     def turn(self) -> asyncio.Future[None] | None:
-        """Return an awaitable after which a client may be read again; None: it need not wait."""
+        """Return an awaitable after which a client may be read again; None: at once."""
         if not self:
             return None
         turn = asyncio.get_running_loop().create_future()
@@ -151,7 +151,7 @@ class Inbox:
         return turn
 
     def read_on(self, most: int = READERS_PER_BATCH) -> None:
-        """Read again from the clients that have waited longest."""
+        """Read again from up to `most` clients, those that have waited longest."""
         for _ in range(min(most, len(self._readers))):
             turn = self._readers.popleft()
             if not turn.done():  # Its session may have been cancelled.

@@ -38,13 +38,13 @@ from moorage.storage.base import StorageError
 
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
-"""Exit code: an address, the data folder, its contents or the jail is unusable; fix it first."""
+"""Exit code: the ports, the data folder, its contents or the jail cannot be used."""
 STOP_SECONDS_MAX: Final = 25.0
 """Seconds that a stop may take. Then the process ends as it is, and the next start continues from
 the ledger, as after a crash."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 EXIT_NOT_LEADER: Final = 75
-"""Exit code, `EX_TEMPFAIL` of sysexits.h: another server leads, or should: restart as a standby."""
+"""Exit code (`EX_TEMPFAIL` of sysexits.h): another server leads, or should; a restart helps."""
 _CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)
 _ENVIRONMENT: Final = (47, 48)
 """Fields of `/proc/self/stat`, counted from the state, with the range of the environment."""
@@ -58,8 +58,8 @@ a p99 of 430 ms, this value 80 ms; a smaller value costs grants."""
 
 Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
 """Function that registers this machine. The function takes a cluster document with this machine as
-its only node, and the cluster and node id of an earlier registration, if any; it returns such
-ids."""
+its only node, and the cluster and node id of an earlier registration, if any; it returns the ids of
+the registration."""
 Stock = Callable[[str, str, Register], None]
 """Called with the URL of the HTTP port, the server's own token, and the `Register` function."""
 
@@ -77,7 +77,7 @@ def serve(
     Args:
         config: All settings.
         log: The stream of stderr.
-        read: Reads them again; raises `ConfigError`.
+        read: Reads the settings again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Fills the catalog before the ready line, in a thread.
         links: Environment variables of service links, which are not settings.
@@ -103,7 +103,7 @@ async def _serve(
     rereading: Rereading,
     stock: Stock | None,
 ) -> int:
-    # First of all: a stop signal during the start then stops the daemon cleanly.
+    # Handle signals before all else: then a stop signal during the start stops the daemon cleanly.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
@@ -184,7 +184,7 @@ async def _until_end(
         # A backend is in the midst of an order that it finishes even when cancelled, in threads
         # that Python would wait for. The next start finds its workloads, as after a crash.
         log.end_process(code)
-    # The loop's handlers end with it, and a further signal would change the exit code.
+    # The signal handlers end with the loop; a further signal would then change the exit code.
     for number in (*_STOP_SIGNALS, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)

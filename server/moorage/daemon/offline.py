@@ -26,7 +26,8 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
     """Run a job in a separate program, and return its result.
 
     Raises:
-        ServiceError: The program refuses the job; `policy_timeout`, `too_large`, `unavailable`.
+        ServiceError: The program refuses the job, takes too long, or fails; or its outcome is too
+            large.
     """
     variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     program = ("nice", "-n", "10", *launch.command("moorage.lab.offline", command))
@@ -42,10 +43,10 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
         async with asyncio.timeout(seconds):
             output, errors = await process.communicate(job)
     except TimeoutError as error:
-        reason = f"the job did not end within {seconds:g} seconds; try a smaller one"
+        reason = f"the job did not end within {seconds:g} seconds; try a smaller job"
         raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
     finally:
-        # Its cells, too; cells outside its group die with it.
+        # This also kills its cells; cells outside its group end when it ends.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -1,6 +1,6 @@
 """The parts of a daemon. Each phase of a start builds its parts from those of earlier phases.
 
-`daemon.start` builds them in order.
+`daemon.start` builds the parts in order.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ class Stores(Generic[L_co]):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The parts that all later parts post to, run on and count with."""
+    """The parts that all later parts use: the inbox, the background tasks, news and counters."""
 
     inbox: Inbox
     tasks: Tasks
@@ -232,7 +232,7 @@ async def open_stores(
             "stop the server and restore the file from a backup, or register and publish them again"
         )
         log.error(
-            "damage_found", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+            "damage_found", finding=f"{records.place} is missing beside the ledger: {lost}; {mend}"
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)
@@ -332,7 +332,7 @@ async def open_runners(
     prepared: Prepared,
     stack: AsyncExitStack,
 ) -> Runners:
-    """Connect the sandbox with the stores, and open the backends with their workloads."""
+    """Let the sandbox read the stores; open the backends, and stop workloads without leases."""
     config, state, sandbox = outset.config, stores.allocator.state, prepared.sandbox
     prepared.reader.catalog = stores.catalog
     prepared.circuits = core.watchers.circuits
@@ -376,7 +376,7 @@ def open_agents(
 
 
 def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
-    """Return the backends that the configuration names, open."""
+    """Open and return the backends that the configuration names."""
     for kind in kinds().values():
         if isinstance(kind, BrokenKind):
             log.warning("backend_kind_broken", backend=kind.name, reason=kind.reason)
@@ -388,7 +388,7 @@ def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
 
 
 def _lease_of(state: State, workload: str) -> Lease | None:
-    """Return the lease that has the workload of this name, or was the last to have it."""
+    """Return the lease that has the named workload, or was the last lease to have it."""
     lease = state.lease(RequestId(workload))
     if lease is not None and lease.id in state.leases and lease.workload == workload:
         return lease
@@ -401,7 +401,7 @@ def _limits(config: Config) -> Limits:
         evaluation_seconds=config.policy_deadline_seconds,
         evaluation_seconds_max=config.policy_deadline_seconds_max,
         memory_mib=config.policy_memory_mib,
-        # One evaluation may use its whole deadline, after earlier ones have used some.
+        # A cell's last evaluation may use its whole deadline, after earlier ones used some.
         cpu_seconds_per_cell_max=round(max(3600, 2 * config.policy_deadline_seconds_max)),
     )
 
@@ -489,7 +489,7 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
     if not config.traces:
         return RequestTraces(None) if config.log_level == "debug" else None
     try:
-        from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # It needs an extra.
+        from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # The module needs an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('otel')}, or remove the setting traces"
         raise ServiceError(Code.UNAVAILABLE, f"traces needs {error.name}: {way}") from error

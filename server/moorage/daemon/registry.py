@@ -25,7 +25,7 @@ from moorage.sandbox.host.sandbox import Sandbox
 
 
 class RegistryChanges:
-    """Follows the catalog.
+    """Passes changes of the catalog to the core and the cells.
 
     Args:
         catalog: The open catalog, which is not followed yet.
@@ -76,7 +76,7 @@ class RegistryChanges:
                 assert_never(change)
 
     def _all_but(self, cluster_ids: AbstractSet[ClusterId]) -> None:
-        """Remove the clusters from the core that are not in `cluster_ids`."""
+        """Remove all clusters that are not in `cluster_ids` from the core."""
         for cluster_id in self._state.clusters.keys() - cluster_ids:
             self._inbox.post(ClusterGone(cluster_id))
 

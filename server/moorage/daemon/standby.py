@@ -1,6 +1,6 @@
 """A standby server: answers reads, refers other requests to the leader, until it leads itself.
 
-`daemon.start` makes one where several servers may use one database.
+`daemon.start` makes a `Standby` if several servers may use one database.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from moorage.storage.base import Election, Seat, StorageFailed
 from moorage.web.services import StandbyReads
 
 HOLD_SECONDS_MAX: Final = 2.0
-"""Seconds that requests wait here for the next leader after the last one has left."""
+"""Maximum seconds that requests wait for the next leader after the last leader has left."""
 RETRY_SECONDS: Final = 0.5
 """Seconds between two attempts to reach the database."""
 _READS: Final = (
@@ -64,12 +64,12 @@ class Standby:
     It answers some reads, and refers all other requests and agents to the leader.
 
     Args:
-        rollout: The setting of that name.
+        rollout: The setting `rollout`.
 
     Attributes:
         leads: Whether this server leads now.
         reading: The parts that answer reads; None: the state is not loaded, or outdated.
-        followed: The applied state, with which it continues when it leads; None: there is none.
+        followed: The applied state, with which the server continues when it leads; or None.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Standby:
         self._sessions: dict[SessionId, Caller] = {}
         self._have_read: set[SessionId] = set()
         self._vacant_since: float | None = None
-        """Since when no server leads, as far as known; None: one leads, or none ever did."""
+        """Since when no server leads, as far as known; None: a server leads, or none ever led."""
         self._found = asyncio.Event()
-        """Set: another server leads, or this one is ready to lead."""
+        """Is set while another server leads, or this server is ready to lead."""
         self._heir: Deliver | None = None
         self.fail = tasks.fail
         self._broken = tasks.broken
@@ -120,7 +120,7 @@ class Standby:
         self._election.resign()
 
     def _look(self) -> None:
-        """Record since when there is no leader; once there is one, wake waiting requests."""
+        """Record since when there is no leader; once a server leads, wake waiting requests."""
         if self._election.leader is not None and not self.leads:
             self._vacant_since = None
             self._found.set()
@@ -167,7 +167,7 @@ class Standby:
         return {"revision": following.revision, "as_of": at, "leader": where}
 
     def readiness(self) -> tuple[bool, JsonObject]:
-        """Return which server answers requests, and whether this one is ready to replace it.
+        """Return which server answers requests, and whether this server is ready to replace it.
 
         A roll-out ends the old leader once enough of the new servers are ready.
         """
@@ -225,7 +225,7 @@ class Standby:
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Answer a read; for anything else, name the leader."""
+        """Answer a read; refer any other request to the leader."""
         reading = self.reading
         no = self.doubt() if isinstance(message, _READS) else self.refusal()
         if reading is None or no is not None:

@@ -1,6 +1,6 @@
 """Starts a daemon in phases: each builds its parts from the parts of the phases before it.
 
-`daemon.main` starts one. What is opened is closed in the reverse order: when the daemon stops, or
+`daemon.main` starts a daemon. Its parts are closed in the reverse order: when the daemon stops, or
 when its start fails.
 """
 
@@ -63,11 +63,11 @@ from moorage.web.services import StandbyServices
 LOAD_SECONDS_MAX: Final = 5.0
 """Seconds after which a standby prints its ready line even if the state is not loaded."""
 FOLLOW_PAUSE_SECONDS: Final = 5.0
-"""Seconds before a standby that failed to follow the leader loads all again."""
+"""Seconds after which a standby that failed to follow the leader loads the state again."""
 log = structlog.get_logger("moored")
 
 
-class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+class Stopped(Exception):  # noqa: N818  # The name says what happened, like asyncio.QueueFull.
     """The server received a stop signal while it stood by."""
 
 
@@ -100,7 +100,7 @@ async def start(config: Config, measures: Measures, waiting: Waiting | None = No
         LedgerError: The ledger cannot be opened.
         JailError: This machine cannot isolate policies.
         BackendError: A backend lacks something on this machine.
-        OSError: An address cannot be listened on.
+        OSError: The server cannot listen on an address.
     """
     tasks = Tasks()
     async with AsyncExitStack() as stack:
@@ -166,7 +166,8 @@ async def _stand_by(
     )
     await doors.open(services, standby, standby)
     stack.push_async_callback(doors.close)
-    # The first try says what is wrong with the database, and ends a server that cannot use it.
+    # The first attempt reports what is wrong with the database, and ends a server that cannot use
+    # it.
     standby.leads = await asyncio.to_thread(election.stand, doors.seat())
     if standby.leads:
         with beating(election):
@@ -174,7 +175,7 @@ async def _stand_by(
     prepared = await prepare(outset.config, stack)
     prepared.standby = standby
     gc.freeze()
-    gc.enable()  # That may take months.
+    gc.enable()  # Standing by may take months.
 
     def announce() -> None:
         if not (waiting.announced or standby.leads):
@@ -309,7 +310,7 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
 
 
 async def _nothing() -> None:
-    """Return at once: facts that were followed are durable already."""
+    """Do nothing: the facts that a standby applies are durable already."""
 
 
 async def _lead(
@@ -335,7 +336,7 @@ async def _lead(
     requests = make_requests(config, stores, core, runners, agents, stack, stamps)
     commit_loop = await run_core(config, stores, core, runners, requests, trust)
     # The loaded objects stay. Without a freeze, each garbage collection among ten thousand
-    # documents would stop the server in vain for a third of a second (measured).
+    # documents would free nothing and stop the server for a third of a second (measured).
     gc.freeze()
     health = Health(
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Final
 
 CLOSE_SECONDS_MAX: Final = 3.0
-"""Seconds that a cancelled task may take to end; its backend may be in the middle of a call."""
+"""Maximum seconds that `close` waits for cancelled tasks: a backend may be in a call."""
 
 
 class Tasks:

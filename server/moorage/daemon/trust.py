@@ -18,7 +18,7 @@ from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import LEAD_SECONDS, Election, StorageError
 
 BEAT_SECONDS: Final = 0.5
-"""Seconds between two heartbeats."""
+"""Seconds between two heartbeats of a leader."""
 MARGIN_SECONDS: Final = 0.5
 """Seconds before the end of its lead at which a server stops, ahead of its successor."""
 ANSWER_SECONDS_MAX: Final = 5.0
@@ -33,8 +33,8 @@ class Trust:
         fail: Called with the error that ends the trust, and the process.
 
     Attributes:
-        election: The same.
-        wanted: An operator wants another server to lead.
+        election: The election that this server takes part in, or None.
+        wanted: Whether an operator wants another server to lead.
     """
 
     def __init__(self, election: Election | None, fail: Callable[[BaseException], None]) -> None:

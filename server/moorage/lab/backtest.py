@@ -1,9 +1,9 @@
 """`moorage policy backtest`: replay a trace or a ledger with several policies.
 
-Each policy has the site to itself, from empty: the allocator's core, jailed cells, verification and
-the queue are those of the daemon (`rehearsal`), time is that of the timeline. The report contains
-no time of this machine, so the same input gives the same bytes, if the policies read no clock, draw
-from their seed alone and keep their deadlines.
+Each policy has a site of its own, empty at first. The allocator's core, jailed cells, verification
+and the queue are those of the daemon (`rehearsal`); the time is that of the timeline. The report
+contains no time of this machine, so the same input gives the same bytes, if the policies read no
+clock, draw from their seed alone and keep their deadlines.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ from moorage_policies import catalog as shipped
 SAMPLES: Final = 200
 """Approximate number of moments at which allocation and fragmentation are measured."""
 DIFFERING_SHOWN: Final = 50
-"""A report names at most this many differently decided requests; it counts all."""
+"""Maximum differently decided requests that a report names; further ones are only counted."""
 DIGITS: Final = 6
 
 
@@ -50,11 +50,11 @@ class BacktestJob:
         seed: Seed of all random choices.
         limit: The largest number of requests to replay; None: all.
         timed: Whether a trace is replayed by its own times.
-        churn: The load if requests of a trace arrive and end (`lab.churn`); 0: they do not end.
-        stays: The distribution of their durations.
+        churn: The load if requests of a trace arrive and end (`lab.churn`); 0: requests do not end.
+        stays: The distribution of the requests' durations.
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.
-        mode: The isolation, as in `moored serve --sandbox`.
+        mode: The isolation of policies, as in `moored serve --sandbox`.
     """
 
     rules: list[JsonObject]
@@ -86,13 +86,13 @@ class SizeOutcome:
 class BacktestRun:
     """One policy's results.
 
-    It excludes requests before the fleet was in steady state (`Timeline.measured_from`).
+    The results exclude requests before the fleet was in steady state (`Timeline.measured_from`).
 
     Attributes:
         name: The policy's URI.
         asked, granted: Numbers of requests.
         allocation_percent: Allocated share of the fleet's GPU milli at the last request.
-        allocation_percent_mean: Its mean over the samples.
+        allocation_percent_mean: Mean of the allocated share over the samples.
         fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
         waited: Number of requests that were granted after a wait.
         waited_seconds_mean: Mean wait of all granted requests.
@@ -206,7 +206,7 @@ async def _play(
 
 
 async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
-    """Decide a request as admission would: apply the policy's schemas, then call the core."""
+    """Decide a request as a server would: apply the policy's schemas, then call the core."""
     ask = replace(ask, policy=record.ref)
     try:
         if record.schemas is not None:
@@ -268,7 +268,8 @@ def fragmentation_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
     """Return the free GPU milli that typical requests cannot use, on average.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23). If a request does not fit on a node,
-    all free GPU milli there are fragmented; otherwise those of GPUs that it cannot use.
+    all free GPU milli there are fragmented; otherwise the free milli of GPUs that the request
+    cannot use.
 
     Args:
         fleet: The fleet to measure.

@@ -1,11 +1,11 @@
 """Simulates a fleet in steady state: requests of a trace arrive at random and end.
 
-Requests are drawn from a trace with replacement and arrive at random moments (Poisson). Each stays
-for a random time, whose mean over all requests is `MEAN_STAY_SECONDS`. At a load of 1 the requests
-ask on average for as many GPUs as the fleet has. The start is warm: the leases that a fleet without
-limits would hold arrive first, each with the rest of its stay.
+Requests are drawn from a trace with replacement and arrive at random moments (Poisson). Each
+request stays for a random time, whose mean over all requests is `MEAN_STAY_SECONDS`. At a load of 1
+the requests ask on average for as many GPUs as the fleet has. The start is warm: the leases that a
+fleet without limits would hold arrive first, each with the rest of its stay.
 
-Called by `timeline`, for backtests, and by the benchmark `churn`.
+`timeline` calls this module for backtests, as does the benchmark `churn`.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from moorage.lab.trace import TracePod
 from moorage.model import GPU_MILLI
 
 Stays = Literal["memoryless", "lognormal", "sized"]
-"""Distribution of durations: exponential; lognormal, with a few very long ones; exponential, longer
-for requests with more GPUs."""
+"""Distribution of durations: exponential; lognormal, with a few very long durations; or
+exponential, and longer for requests with more GPUs."""
 STAYS: Final[tuple[Stays, ...]] = get_args(Stays)
 MEAN_STAY_SECONDS: Final = 3600.0
 SIZES: Final = ("CPU only", "share", "1 GPU")
@@ -33,7 +33,7 @@ WARM_UP_STAYS: Final = 2.0
 
 
 class Arrival(NamedTuple):
-    """One request.
+    """One request, with its arrival and the duration of its lease.
 
     Args:
         at: Arrival, in seconds from the start.
@@ -50,9 +50,10 @@ class Churn:
     """The parameters of arrivals and ends of requests.
 
     Args:
-        load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
+        load: GPU demand that leases would hold if all requests fitted, as a multiple of the
+            capacity.
         stays: The distribution of durations.
-        length: Mean durations that are measured, after the warm-up.
+        length: Length of the measurement after the warm-up, in mean durations.
     """
 
     load: float
@@ -124,7 +125,7 @@ def _warm(
     """Return the leases of an unlimited fleet at a random moment, with their remaining times."""
     means = _means(pods, churn)
     count = int(chance.poisson(_mean_leases(pods, means, capacity_milli, churn)))
-    # At a random moment, long leases are more frequent.
+    # At a random moment, long leases are more frequent than among arrivals.
     drawn = chance.choice(len(pods), count, p=means / means.sum())
     if churn.stays == "lognormal":
         sigma = LOGNORMAL_SIGMA
@@ -176,5 +177,5 @@ def size_of(gpus: int, gpu_milli: int) -> str:
 
 
 def by_size(size: str) -> int:
-    """Return the sort key of a size: the kinds of `size_of`, then the number of GPUs."""
+    """Return the sort key of a size: first the order of `SIZES`, then the number of GPUs."""
     return SIZES.index(size) - len(SIZES) if size in SIZES else int(size.split(maxsplit=1)[0])

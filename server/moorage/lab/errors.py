@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 class CommandError(Exception):
-    """The command could not be carried out."""
+    """A command cannot be carried out; the text says why."""
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
 of another model; nodes without GPUs. The first requests use each kind of field. The others are
 ordinary and fill the site, since a careless policy fails on a full site. The cluster without GPUs
-has no metrics, like any cluster before a client posts some.
+has no metrics, like any cluster before a client posts metrics.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from moorage.records.json_values import JsonObject, JsonValue
 
 FILLING: Final = 60
-"""Number of ordinary requests at the end: more than fit."""
+"""Number of ordinary requests at the end: more than the fleet has room for."""
 
 
 def clusters() -> list[JsonObject]:

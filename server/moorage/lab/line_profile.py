@@ -1,9 +1,9 @@
 """Measures the time of every line of a policy, inside its cell.
 
-`policy_test` sends its text into the jail as the entry of a policy whose
-own entry is then called `rule_under_test`. The profiler evaluates that module with a trace
-function, and its `management` returns the time per line. Time inside a library is added to the line
-that called the library.
+`policy_test` sends the text of this module into the jail as the entry of a policy. The policy's own
+entry is then called `rule_under_test`. The profiler evaluates that module with a trace function,
+and its `management` returns the time per line. Time inside a library is added to the line that
+called the library.
 """
 
 import importlib
@@ -21,7 +21,7 @@ LINES_MAX: Final = 40
 
 
 class _BudgetSpentError(BaseException):
-    """Raised in the trace function to end an evaluation at its time limit."""
+    """Ends an evaluation at its time limit; the trace function raises it."""
 
 
 class AIOSv1PolicyRule:
@@ -30,7 +30,7 @@ class AIOSv1PolicyRule:
     def __init__(
         self, rule_id: str, settings: dict[str, object], parameters: dict[str, object]
     ) -> None:
-        subject = importlib.import_module("rule_under_test")  # It exists in the cell.
+        subject = importlib.import_module("rule_under_test")  # The module exists in the cell.
         self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
         self._lines: dict[tuple[str, int], list[float]] = {}
         self._here: tuple[str, int] | None = None

@@ -66,7 +66,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Run one job and print its result; the result of a failed job is `{"error": …}`."""
-    # SIGTERM lets the job remove its folders. Linux sends it when the parent ends, also by kill -9.
+    # At SIGTERM, the job removes its folders. Linux sends SIGTERM when the parent ends, also by
+    # kill -9.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     try:

@@ -30,11 +30,11 @@ from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY
 
 REQUESTS_MAX: Final = 100
-"""At most this many requests in one run."""
+"""Maximum requests in one run."""
 TRACE_REQUESTS_MAX: Final = 5_000
-"""A backtest replays at most this many requests; it leaves out further ones."""
+"""Maximum requests that a backtest replays; it leaves out further ones."""
 VALUE_BYTES_MAX: Final = 16 << 10
-"""A value of a policy is shown if it has at most this many bytes as JSON."""
+"""Maximum bytes, as JSON, of a policy's value that is shown."""
 PRINTED_LINES_MAX: Final = 1_000
 
 
@@ -44,11 +44,11 @@ class PlaygroundJob:
 
     Args:
         requests: Messages as clients send them, without the URI.
-        documents: Cluster documents for policies to read; they also define the fleet if `clusters`
-            is None.
+        documents: Cluster documents for policies to read; if `clusters` is None, these documents
+            also define the fleet.
         held: The parts of the fleet that existing leases hold.
-        trace: A table (CSV) of requests to backtest instead of `requests`; "": none.
-        mode: The isolation, as in `moored serve --sandbox`.
+        trace: A table (CSV) of requests to backtest instead of `requests`; or "".
+        mode: The isolation of policies, as in `moored serve --sandbox`.
     """
 
     policy: JsonObject
@@ -173,7 +173,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
 
 
 def _table(clusters: list[Cluster]) -> str:
-    """Return the nodes as a trace's table; such a table has one GPU model per node."""
+    """Return the nodes as a trace's table, which has one GPU model per node."""
     rows = ["sn,cpu_milli,memory_mib,gpu,model"]
     for cluster in clusters:
         for node in cluster.nodes:

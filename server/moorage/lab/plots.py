@@ -3,7 +3,7 @@
 The benchmark `churn` draws on the same `panels`.
 
 matplotlib is an extra (`pip install 'moorage[plots]'`) and is imported only when there is something
-to draw. The same samples give the same bytes: no dates, no random ids in the files.
+to draw. The same samples give the same bytes: the files have no dates and no random ids.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Line colours that colour-blind readers can tell apart, too (Okabe and Ito)."""
+"""Line colours that colour-blind readers, too, can tell apart (Okabe and Ito)."""
 DASHES: Final = ("-", "--", ":", "-.")
 """Dash styles of the lines; the next one is used when the colours repeat."""
 LABEL_GAP: Final = 0.05
@@ -33,7 +33,7 @@ _METADATA: Final[Mapping[str, JsonObject]] = {
 
 
 class PlotSample(NamedTuple):
-    """The figures at one moment. Percentages are of the fleet's GPU milli.
+    """The figures of a backtest at one moment, in percent of the fleet's GPU milli.
 
     Args:
         demanded_percent: The demand of all requests until this moment.

@@ -41,25 +41,25 @@ TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
 """If the median evaluation takes longer than this, the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Time limit of an evaluation under the profiler, which ends it after one second if possible."""
+"""Seconds of an evaluation's deadline under the profiler, which ends it after one if possible."""
 PROFILE_REQUESTS: Final = 12
-"""The profiler gets the first requests, at most this many: they have all kinds of demand."""
+"""Number of first requests that the profiler evaluates: these have all kinds of demand."""
 BARE_REQUESTS: Final = 12
-"""At most this many requests are repeated without any metrics."""
+"""Maximum requests that are repeated without any metrics."""
 TIMEOUTS_MAX: Final = 3
-"""Timeouts after which no further request is tried."""
+"""Number of timeouts after which no further request is tried."""
 VALUE_CHARACTERS_MAX: Final = 300
-"""A finding shows at most this many characters of a returned value."""
+"""Maximum characters of a returned value that a finding shows."""
 PRINTS_SHOWN: Final = 5
-"""A report shows the printed output of at most this many requests."""
+"""Maximum requests whose printed output a report shows."""
 PRINT_CHARACTERS_MAX: Final = 600
-"""A report shows at most this many characters of one request's printed output."""
+"""Maximum characters of one request's printed output that a report shows."""
 HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 """Seeds of text hashes, which determine the order of sets: a policy that chooses between two
 elements of a set passes all seeds once in 128 times, but two seeds every other time."""
 QUICK_SECONDS: Final = 1.0
-"""Policies that answer all requests within these seconds are tested with more than two seeds, two
-at a time: they stay far from their deadlines on a busy machine, too."""
+"""Seconds within which a policy answers all requests to be tested with more than two seeds, two at
+a time: such policies stay far from their deadlines on a busy machine, too."""
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 
@@ -71,10 +71,10 @@ class PolicyTestJob:
     Args:
         requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a
             policy that ranks or places blocks. Empty: the built-in requests.
-        clusters: Cluster documents; empty: the built-in ones.
+        clusters: Cluster documents; empty: the built-in clusters.
         seed: The seeds of all requests are derived from it.
         profile: Whether to measure the time per line even if the policy is fast.
-        mode: The isolation, as in `moored serve --sandbox`.
+        mode: The isolation of policies, as in `moored serve --sandbox`.
         examples_suffice: Whether a policy that has examples is tested on these examples alone.
     """
 
@@ -94,9 +94,9 @@ class Tried:
 
     Args:
         outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
-        detail: The placement, or the reason for none.
+        detail: The placement, or the reason why the request got none.
         values: The values that the policy returned, one per consultation.
-        seconds: Duration of the evaluation.
+        seconds: Duration of the policy's evaluation.
         traceback: The policy's calls that led to its exception.
     """
 
@@ -162,7 +162,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         report.uri = record.ref.uri
         report.notes += rehearsal.warnings
         if job.examples_suffice and read_examples(record.document, record.files):
-            return report  # The upload ran them.
+            return report  # The upload ran the examples.
         began = time.monotonic()
         report.requests = await _play(rehearsal, record, job, wanted)
         seconds = time.monotonic() - began
@@ -262,7 +262,7 @@ async def _play(
                 await rehearsal.add_cluster(document, measured.get(document["id"]))
     except ServiceError as error:
         raise CommandError(f"a cluster document is invalid: {error.reason}") from error
-    # Loading the policy is not part of the first evaluation's time.
+    # Load the policy first, so that loading is not part of the first evaluation's time.
     if timeouts_max > 1:
         await rehearsal.ask(ask_of(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
     tried: list[Tried] = []
@@ -305,7 +305,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
 
 
 def _collect_output(tried: Sequence[Tried]) -> str:
-    """Return the printed output of requests, failed ones first, up to a limit."""
+    """Return the printed output of requests, failed requests first, up to a limit."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
     said.sort(key=lambda pair: (pair[1].outcome not in FAULTS, pair[0]))
     parts = [
@@ -363,7 +363,7 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
 
 
 def _collect_warnings(requests: Sequence[JsonObject]) -> list[str]:
-    """Return the warnings that a server would send for accepted requests, each kind once."""
+    """Return warnings that a server would send for accepted requests, one of each kind."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         if "input_data" in request:
@@ -436,7 +436,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
     if report.p50_seconds > SLOW_SECONDS:
         report.notes.append(
-            f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
+            f"the policy is slow: half of its evaluations take over {1e3 * SLOW_SECONDS:g} ms, and "
             "a server lets such policies run only when no other process wants to"
         )
 
@@ -457,13 +457,13 @@ def _check_declines(report: PolicyTestReport, tried: Sequence[Tried], *, builtin
     if builtin and declined > len(tried) / 2:
         first = next(each for each in tried if each.outcome == Code.POLICY_DECLINED)
         report.find(
-            f"it declined {declined} of {len(tried)} requests, all of which fit:"
+            f"the policy declined {declined} of {len(tried)} requests, all of which fit:"
             f" {first.detail.rstrip('.')}."
             ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}.'
-            " If it is right to decline, give --requests and --clusters that are what it is for"
+            " If the policy is right to decline, give --requests and --clusters that it is made for"
         )
     elif declined:
-        report.notes.append(f"it declined {declined} requests that would fit")
+        report.notes.append(f"the policy declined {declined} requests that would fit")
 
 
 def _is_unexplained(tried: Tried) -> bool:

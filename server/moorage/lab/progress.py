@@ -9,7 +9,7 @@ PAUSE_SECONDS: Final = 0.1
 
 
 class Progress:
-    """A progress line on a terminal."""
+    """Shows a progress line on a terminal."""
 
     def __init__(self, wanted: bool, what: str, total: int) -> None:
         self._wanted, self._what, self._total = wanted, what, total

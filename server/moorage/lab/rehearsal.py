@@ -61,7 +61,7 @@ class Decision:
 
     Args:
         answer: The reply for its client; None while it waits in the queue.
-        values: The policy's value at each consultation.
+        values: The values that the policy returned, one per consultation.
         seconds: Duration of the longest consultation.
     """
 
@@ -72,7 +72,7 @@ class Decision:
 
 
 class Rehearsal:
-    """A simulated server, with an empty fleet at first.
+    """Simulates a server, whose fleet is empty at first.
 
     Args:
         mode: `jail`, or `unsafe` if the site runs its policies without a jail.
@@ -180,14 +180,14 @@ class Rehearsal:
         await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
-        """Advance the time; leases and waits that expire until then end at their times."""
+        """Advance the time to `now`; leases and waits that expire before it end at their times."""
         while (due := self.allocator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
             await self.step(Tick())
         self.now = max(self.now, now)
 
     def use(self, code: PolicyCode) -> None:
-        """Evaluate this policy instead of the uploaded one with the same URI."""
+        """Evaluate the given policy instead of the uploaded policy with the same URI."""
         self._codes[code.ref.uri] = code
 
     async def evaluate(self, uri: str, tenant: Tenant, input_data: JsonValue) -> JsonValue:

@@ -1,8 +1,8 @@
 """The input of a backtest: clusters and requests in order of time, from a trace or a ledger.
 
 A trace of the openb kind is replayed either in the published packing protocol (random order, no
-departures, demand beyond the capacity), or by the times that it has itself, or as requests that
-come and go (`lab.churn`).
+departures, demand beyond the capacity), or by its own times, or as requests that come and go
+(`lab.churn`).
 
 A ledger has facts, not all requests. A request that waited is in the ledger as it was sent. Of a
 request that was granted at once, the ledger has only the granted amounts, the number of nodes and
@@ -56,7 +56,7 @@ class Timeline:
         source: The origin, in words and with digests of the files.
         inventory: Changes of the fleet, each with its time.
         asks: Requests with their times. The replay fills in the policy; a lease ends by itself
-            after the time for which it was held.
+            after the time for which it was held before.
         pods: The demands, for policies that use them and for the fragmentation.
         documents: Cluster documents, where they are known.
         notes: Sentences about data that the source lacks.
@@ -171,7 +171,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
         limit: The largest number of requests; None: all.
 
     Raises:
-        CommandError: There is no readable ledger, or nothing in it.
+        CommandError: The folder has no readable ledger, or the ledger is empty.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as place:
         copy = Path(place) / LEDGER_FILE
@@ -187,7 +187,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
         finally:
             await ledger.close()
     if pruned:
-        # The old inventory is pruned: start with the recovered one; later changes follow.
+        # The old inventory is pruned: start with the recovered inventory; later changes follow.
         history[:0] = [LedgerEntry(0, history[0].at, fact) for fact in now]
     timeline = _timeline(history, seed, limit)
     if pruned:
@@ -198,7 +198,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copy a ledger as it is at one moment; a daemon may be using it."""
+    """Copy a ledger as it is at one moment; a daemon may be using the ledger."""
     if not source.is_file():
         raise CommandError(f"{source}: there is no ledger; expected a daemon's data directory")
     try:

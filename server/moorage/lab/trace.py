@@ -1,10 +1,10 @@
 """Reads request traces in the format of openb, and replays the published packing experiment.
 
-Called by `moored replay` and `moored bench`, which drive a trace through a real daemon, and by the
-tests of the shipped policies. Columns are those of the Alibaba cluster-trace-gpu-v2023 files; its
-table of nodes is read by `moorage_client.inventory`, which imports such tables as fleets. The
-protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order, none ends,
-drawn again until their GPU demand is 1.3 times the capacity.
+`moored replay` and `moored bench` call this module and drive a trace through a real daemon; the
+tests of the shipped policies call it, too. Columns are those of the Alibaba cluster-trace-gpu-v2023
+files; its table of nodes is read by `moorage_client.inventory`, which imports such tables as
+fleets. The protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order,
+of which none ends, drawn again until their GPU demand is 1.3 times the capacity.
 """
 
 from collections import Counter
@@ -35,18 +35,18 @@ __all__ = [
 ]
 
 TYPICAL_SHARE: Final = 0.95
-"""The typical classes are the most frequent ones that make up this share of the requests."""
+"""Share of the requests that the typical classes, the most frequent ones, make up."""
 
 _Class = tuple[int, int, int, tuple[str, ...]]
 
 
 TYPICAL_SHARES: Final = {"fgd": TYPICAL_SHARE, "expected_fill": 1.0}
-"""Policies that take the trace's typical requests as a parameter, and the share they take."""
+"""Policies that get a trace's typical requests as a parameter, and the share of all requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """One request: `gpus` devices with `gpu_milli` each, of one of `models` (or of any)."""
+    """A request of a trace: `gpus` devices of `gpu_milli` each, of one of `models` (or any)."""
 
     name: str
     cpu_milli: int
@@ -145,8 +145,8 @@ def arrivals(
     """Return the requests in the order in which they arrive.
 
     The requests are sorted by name and shuffled. Then further requests are drawn uniformly, with
-    replacement, until the next one's GPU demand would exceed `arrive` times the capacity. A trace
-    that demands more from the start loses random requests for GPUs instead.
+    replacement, until the GPU demand would exceed `arrive` times the capacity with the next
+    request. A trace that demands more from the start loses random requests for GPUs instead.
 
     Args:
         pods: The trace.
@@ -200,6 +200,6 @@ def capacity_milli(nodes: Sequence[TraceNode]) -> int:
 
 
 def typical_of(policy: str, pods: Sequence[TracePod]) -> JsonObject:
-    """Return the parameters that describe the requests of a trace to a policy."""
+    """Return the parameters of a policy that describe the typical requests of a trace."""
     share = TYPICAL_SHARES.get(policy)
     return {} if share is None else {"typical": typical_classes(pods, share)}

@@ -1,8 +1,8 @@
 """What-if: applies changes to a copy of a server's state, and returns the effects.
 
-The daemon starts it as a separate program (`lab.offline`) and sends it the state as the facts of a
-checkpoint. The core, the jail and the policies are those of the daemon. No workloads run here, and
-a workload that has to stop counts as stopped at once.
+The daemon starts this as a separate program (`lab.offline`), and sends it the state as the facts of
+a checkpoint. The core, the jail and the policies are those of the daemon. No workloads run here,
+and a workload that has to stop counts as stopped at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from moorage.sandbox.host.sandbox import Limits
 from moorage.storage.base import FactRow
 
 SHOWN_MAX: Final = 1_000
-"""The answer lists at most this many rows of each kind, and counts further rows."""
+"""Maximum rows of each kind that the answer lists; further rows are counted."""
 _NOBODY: Final = Tenant("what-if")
 _NOWHERE: Final = Address(SESSION, 0)
 
@@ -56,7 +56,7 @@ class WhatIfJob:
         change: The change; `swaps` has its policies, by the URI of the policy that each replaces.
         asks: Whether there is a request to decide.
         sees_all: Whether to show other tenants' rows.
-        mode: The isolation, as in `moored serve --sandbox`.
+        mode: The isolation of policies, as in `moored serve --sandbox`.
         limits: Limits of one evaluation and its cell.
         overtaken_max: How often a waiter may be overtaken.
     """
@@ -110,7 +110,7 @@ async def whatif(job: WhatIfJob) -> JsonObject:
 
 
 class _World(Rehearsal):
-    """A copy of the state. Workloads that have to stop count as stopped at once."""
+    """Decides on a copy of the state, in which workloads stop as soon as they have to."""
 
     def __init__(self, job: WhatIfJob, documents: "CopiedDocuments") -> None:
         super().__init__(job.mode, job.limits, services=documents)
@@ -157,10 +157,10 @@ class _World(Rehearsal):
 
 
 class CopiedDocuments:
-    """The cluster documents for policies, copied together with the state.
+    """Serves the cluster documents, copied together with the state, to policies.
 
     Args:
-        packed: Id, version and content of each.
+        packed: Id, version and content of each document.
     """
 
     def __init__(self, packed: Sequence[tuple[str, int, bytes]]) -> None:
@@ -169,7 +169,7 @@ class CopiedDocuments:
     async def call(
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
-        """Answer a policy's client about one cluster; see `HostServices`."""
+        """Answer a call of a policy's client about one cluster."""
         del client
         found = self._packed.get(str(arguments[0]))
         if method not in {"read_cluster", "get_cluster"}:
@@ -249,7 +249,7 @@ def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
             other = swaps[lease.ask.policy.uri]
             ask = replace(lease.ask, policy=other)
             return Carried(replace(lease, ask=ask, policy=other))
-        case _:  # It names no policy to replace.
+        case _:  # The fact names no policy to replace.
             return fact
 
 
@@ -313,7 +313,7 @@ class _Outcome:
         return self._job.sees_all or tenant == self._job.tenant
 
     def _outcome_of_drain(self, before: Lease) -> JsonObject:
-        """Return what happens to a lease on a drained node."""
+        """Return the effects of a drain on a lease."""
         lease = self._state.leases.get(before.id)
         if lease is None:
             waits = before.id in self._state.waiting

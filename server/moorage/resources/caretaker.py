@@ -1,4 +1,4 @@
-"""Remote backends, and the process that ends their workloads when this process has ended.
+"""Opens remote backends, and ends their workloads when this process has ended.
 
 Workloads on this machine end with the process that started them. Workloads on Ray, Kubernetes or
 AWS would keep running. So another process, the caretaker, waits until this process ends for any
@@ -19,18 +19,18 @@ from moorage.backends.registry import kinds
 from moorage.launch import command
 
 BEGUN: Final = b"+"
-"""Sent to the caretaker: a workload is about to be started."""
+"""The byte that tells the caretaker that a workload is about to be started."""
 NOTHING: Final = b"-"
-"""Sent to the caretaker: one start has left no workload, or its workload has ended."""
+"""The byte that tells the caretaker that a start left no workload, or its workload has ended."""
 
 TRY_SECONDS: Final = 5.0
 """Seconds between two tries to end the workloads that are left."""
 TRY_SECONDS_MAX: Final = 300.0
-"""After this time, the caretaker gives up on the workloads that are left."""
+"""Seconds after which the caretaker gives up on the workloads that are left."""
 
 
 def open_backend(name: str, root: Path) -> Backend:
-    """Open a backend at its address in the environment."""
+    """Open a backend at the address that the environment names for it."""
     return kinds()[name].open_alone(root, os.environ)
 
 

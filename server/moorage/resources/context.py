@@ -38,15 +38,15 @@ class _Held:
 
 @dataclass
 class Context:
-    """The resources of one rollout.
+    """Gets resources for one rollout, and ends or releases them at its end.
 
     Args:
         rollout_id: The id of the rollout.
         group_id: The id of the group of rollouts that belong together.
         metadata: `image_id`: image of the container for calls without a spec; `resource_backend`:
             the backend for calls that name none.
-        context_config: See `ContextConfig`.
-        engine: The engine that has the resources; None: the shared one of the class.
+        context_config: The settings of the context, such as the default backend.
+        engine: The engine that has the resources; None: the engine that the process shares.
     """
 
     rollout_id: str
@@ -75,11 +75,12 @@ class Context:
                 rollout never share an id.
             spec: The spec of the resource; None: a container of `metadata["image_id"]`.
             scope: `rollout`: ended when the rollout ends; `global`: returned to the store.
-            backend: The name of the backend; None: see `ContextConfig`.
+            backend: The name of the backend; None: that of the settings or the metadata.
             timeout: Most seconds for the backend's start.
 
         Raises:
-            ValueError: No such scope or backend, or the id has a resource of another spec.
+            ValueError: The scope or the backend does not exist, or the id has a resource of another
+                spec.
             BackendError: The resource could not be started.
             TimeoutError: The start took too long.
         """
@@ -102,11 +103,11 @@ class Context:
         )
 
     async def monitor_resources(self) -> dict[str, dict[str, int]]:
-        """Count resources, as `ResourceEngine.monitor`."""
+        """Count resources by pool, as `ResourceEngine.monitor` does."""
         return await self.engine.monitor()
 
     async def reset_resource(self, scope: Scope | None = None, *args: Any, **kwargs: Any) -> None:
-        """Reset the resources of `scope`, or all without it; skip those that have ended."""
+        """Reset the resources of `scope`, or without a scope all; skip those that have ended."""
         for name in self._names(scope):
             try:
                 await self.engine.reset(name, *args, **kwargs)
@@ -116,13 +117,13 @@ class Context:
                 del self._held[name]
 
     async def release_resource(self, scope: Scope | None = None) -> None:
-        """Return this rollout's resources to the store: those of `scope`, or all without it."""
+        """Return the rollout's resources to the store: those of `scope`, or without a scope all."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.release(name)
 
     async def end_resource(self, scope: Scope | None = None) -> None:
-        """End this rollout's resources: those of `scope`, or all without it."""
+        """End this rollout's resources: those of `scope`, or without a scope all."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.end(name)

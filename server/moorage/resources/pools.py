@@ -36,7 +36,7 @@ class ClaimStage(Enum):
 
 @dataclass(eq=False, slots=True)
 class ResourceClaim:
-    """A caller that wants a resource, or has one.
+    """A caller's claim on a resource, which it awaits or has.
 
     Attributes:
         id: The user's id; None if the resource is for the store.
@@ -49,7 +49,7 @@ class ResourceClaim:
         taken: Whether a caller has the resource.
         release_at_once: Whether the resource becomes free when it has started.
         resource: The resource of the claim.
-        warm: A free resource, to be checked before a caller gets it.
+        warm: A free resource for the claim, to be checked before a caller gets it.
         spoiled: Whether `warm` is not fit and could not be ended.
         admitted: Resolved when the claim has a slot or has failed.
         outcome: The resource, or the error.
@@ -92,7 +92,7 @@ class ResourceClaim:
 
 @dataclass(eq=False, slots=True)
 class SpecPool:
-    """The resources of one spec at one backend.
+    """Records the free, held and awaited resources of one spec at one backend.
 
     Attributes:
         key: The pool's name.
@@ -154,7 +154,7 @@ class SpecPool:
         return True
 
     def stock(self, claim: ResourceClaim) -> None:
-        """Add a claim for the store; `room` must not be 0."""
+        """Add a claim for a resource that the store keeps free; `room` must not be 0."""
         assert self.room != 0
         claim.admit()
         self.claims.add(claim)

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class _OnClassToo(Generic[_P, _T]):
-    """A method of an instance that, called on the class, works on the shared instance."""
+    """Makes a method of an instance that, called on the class, works on the shared instance."""
 
     def __init__(self, method: Callable[Concatenate["ResourceEngine", _P], _T]) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # Copies the docstring.
@@ -45,7 +45,7 @@ class ResourceEngine:
     """Starts resources of every backend, stores free ones, and binds acquired ones to ids.
 
     Args:
-        runners: The runners, by the name of their backend; None: the runners of the class.
+        runners: The runners, by the name of their backend; None: those registered at the class.
     """
 
     _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
@@ -85,7 +85,8 @@ class ResourceEngine:
         """Make sure that at least `size` resources are free.
 
         Free resources that have died are replaced. New resources are started in parallel. If
-        `max_global_num` allows fewer, a Python warning has the wanted and the started number.
+        `max_global_num` allows fewer resources, a Python warning has the wanted and the started
+        number.
 
         Args:
             spec: The spec of the resources.
@@ -95,7 +96,7 @@ class ResourceEngine:
                 arguments are the runner's own.
 
         Raises:
-            ValueError: There is no such backend, or an argument is invalid.
+            ValueError: The backend does not exist, or an argument is invalid.
             TypeError: The runner has no such argument, or `spec` is not a spec.
             BackendError: A resource could not be started; the started ones are free.
             TimeoutError: A resource was not ready in time; the started ones are free.
@@ -136,7 +137,7 @@ class ResourceEngine:
             wait_timeout: Most seconds to wait for a slot; None: without end.
 
         Raises:
-            ValueError: There is no such backend, the id has a resource of another spec, or an
+            ValueError: The backend does not exist, the id has a resource of another spec, or an
                 argument is invalid.
             TypeError: `spec` is not a spec.
             BackendError: The resource could not be started.
@@ -177,7 +178,7 @@ class ResourceEngine:
         new.
 
         Raises:
-            ValueError: The id has no resource, or not yet.
+            ValueError: The id has no resource, or its resource has not started yet.
             NotImplementedError: The resource's class, a user's own, has no `reset`.
             BackendError: The reset failed; end the resource.
         """
@@ -188,7 +189,7 @@ class ResourceEngine:
         """Return the status of the resource of an id.
 
         Raises:
-            ValueError: The id has no resource, or not yet.
+            ValueError: The id has no resource, or its resource has not started yet.
         """
         return await self._store.resource(id).get_status()
 
@@ -197,7 +198,7 @@ class ResourceEngine:
         """Change limits of the resource of an id.
 
         Raises:
-            ValueError: The id has no resource, or not yet.
+            ValueError: The id has no resource, or its resource has not started yet.
             BackendError: This kind of resource lacks a limit; the message names it.
         """
         await self._store.resource(id).control(**kwargs)
@@ -226,7 +227,7 @@ class ResourceEngine:
 
         Args:
             category: The category of the specs, as in `ContainerResourceSpec(category=…)`.
-            runner: The runner that starts and ends their resources.
+            runner: The runner that starts and ends the resources of these specs.
             backend: The name of the backend; each backend has runners of its own.
 
         Raises:
@@ -256,7 +257,7 @@ class ResourceEngine:
         if isinstance(runner, LazyRunner) and unknown:
             how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
             reason = f"there is no runner for the category {spec.category!r} at {backend}"
-            raise ValueError(f"{reason}; give one with {how}")
+            raise ValueError(f"{reason}; register a runner with {how}")
         return runner
 
 
@@ -281,7 +282,7 @@ def _remedy(backend: str) -> str:
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.
-    """Refuse arguments that would only fail later, with a less clear error."""
+    """Refuse wrong arguments, which would otherwise fail later with a less clear error."""
     if not isinstance(spec, BaseResourceSpec):
         raise TypeError(f"spec: expected a BaseResourceSpec, not {type(spec).__name__}")
     if not (isinstance(id, str) and id):

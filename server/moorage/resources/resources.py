@@ -37,9 +37,9 @@ from moorage.backends.specs import (
 )
 
 SETTLE_LOOKS: Final = 10
-"""A workload that ends within this number of checks (about half a second) failed to start."""
+"""Number of checks (about half a second) within which a workload that ends failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
-"""At most this many seconds pass until the checks of `SETTLE_LOOKS` end."""
+"""Maximum seconds for the checks of `SETTLE_LOOKS`."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
 _TAIL_BYTES: Final = 16 * 1024
 
@@ -118,7 +118,7 @@ class BaseResource(abc.ABC):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Starts and ends the resources of one backend."""
+    """Starts and ends the resources of one backend, for `ResourceEngine`."""
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ class Runner(Protocol):
         self,
         spec: BaseResourceSpec,
         resource_id: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name; the runner bounds the start.
     ) -> BaseResource:
         """Start a resource and wait until it is ready, at most `timeout` seconds.
 
@@ -355,7 +355,8 @@ class BackendRunner:
             BackendError: The workload did not start, or ended at once; no part of it is left.
             TimeoutError: The workload was not ready in time; no part of it is left.
         """
-        # Unique, since a user may reuse an id while its former resource is still in the free store.
+        # The name is unique, since a user may reuse an id whose former resource is still in the
+        # store.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         limit = min(limits) if limits else None
@@ -377,7 +378,7 @@ class BackendRunner:
         """Check for a moment that a workload without a readiness check keeps running."""
         begun, looks = time.monotonic(), 0
         while not workload.phase.over:
-            # Checks are counted, not time: on a slow machine, a failing program also ends later.
+            # Count the checks, not the time: on a slow machine, a failing program also ends later.
             looks += workload.phase is Phase.READY
             if looks > SETTLE_LOOKS or time.monotonic() - begun > SETTLE_SECONDS_MAX:
                 break

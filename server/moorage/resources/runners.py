@@ -60,7 +60,7 @@ LEFT_SECONDS_MAX: Final = 2.0
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Maximum bytes of one answer of a model; the rest of a longer answer is not read."""
 _DOWN_FROM: Final = 500
-"""HTTP statuses from 500 mean that a service is down; lower ones, even 401, that it is up."""
+"""The lowest HTTP status that means that a service is down; a lower status, even 401, does not."""
 
 
 class APIModelResource(BaseResource):
@@ -184,7 +184,7 @@ class LocalEnvResource(BaseResource):
         spec: The spec from which the object is created.
 
     Raises:
-        BackendError: There is no such class, or it raised an error.
+        BackendError: The class does not exist, or raised an error.
     """
 
     def __init__(self, resource_id: str, spec: LocalEnvResourceSpec) -> None:
@@ -211,7 +211,7 @@ class LocalEnvResource(BaseResource):
         await _call(self.env, "start")
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object's own `reset`; without one, close the object and create another.
+        """Call the object's own `reset`, or if it has none, close the object and create another.
 
         Raises:
             TypeError: Arguments are given, but the object has no `reset`.
@@ -226,7 +226,7 @@ class LocalEnvResource(BaseResource):
         return await self.start()
 
     async def get_status(self) -> ResourceStatus:
-        """Return the status "running": an object of this process always runs."""
+        """Return the status "running", since an object of this process always runs."""
         return ResourceStatus.RUNNING
 
     async def end(self) -> None:
@@ -255,7 +255,8 @@ class LocalRunner(ModelRunner):
     """The runner of the backend `local`: workloads on this machine, and clients of models.
 
     Args:
-        backend: The backend that starts workloads; None: one whose workloads end with this process.
+        backend: The backend that starts workloads; None: a backend whose workloads end with this
+            process.
     """
 
     def __init__(self, backend: Backend | None = None) -> None:
@@ -315,15 +316,15 @@ class LazyRunner:
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Start a resource; see `Runner`."""
+        """Start a resource by the runner, which is created if needed."""
         return await self._make().start_resource(spec, resource_id, timeout)
 
     async def end_resource(self, resource: BaseResource) -> None:
-        """End a resource; see `Runner`."""
+        """End a resource by the runner, which is created if needed."""
         await self._make().end_resource(resource)
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return the status of a resource; see `Runner`."""
+        """Return the status of a resource by the runner, which is created if needed."""
         return await self._make().get_status(resource)
 
 
@@ -341,7 +342,7 @@ def _home() -> Path:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(old.parent)
     made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    # Never closed: the lock is held until this process and all its forks have ended.
+    # The descriptor is never closed, so the lock is held until this process and all forks end.
     lock = os.open(made / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     home = made.rename(made.with_name(made.name[1:]))  # Others find only locked folders.
@@ -407,12 +408,12 @@ class _CaredForRunner(ModelRunner):
 
     async def end_resource(self, resource: BaseResource) -> None:
         await super().end_resource(resource)
-        with contextlib.suppress(KeyError):  # It was ended before.
+        with contextlib.suppress(KeyError):  # The resource was ended before.
             self._started.remove(resource)
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        """Inform the caretaker that there is one more, or one fewer, workload to end."""
+        """Inform the caretaker that it has one more, or one fewer, workload to end."""
         self._unended += change
         try:
             os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)

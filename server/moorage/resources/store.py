@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ResourceStore:
-    """Free resources by pool, and acquired resources by id; see `ResourceEngine`."""
+    """Starts, binds and ends resources: free ones by pool, and acquired ones by id."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class ResourceStore:
         self._claims: dict[str, ResourceClaim] = {}
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """Count resources by pool, without free ones that have died."""
+        """Count resources by pool, without free resources that have died."""
         with self._lock:
             pools = dict(self._pools)
         dead = dict(zip(pools, await asyncio.gather(*map(self._dead, pools.values())), strict=True))
@@ -95,7 +95,7 @@ class ResourceStore:
         timeout_seconds: float | None,
         wait_seconds: float | None,
     ) -> BaseResource:
-        """Bind a resource to an id."""
+        """Bind a resource to an id and return it, as `ResourceEngine.acquire` does."""
         begin = False
         with self._lock:
             claim = self._claims.get(name)
@@ -116,7 +116,7 @@ class ResourceStore:
             except TimeoutError:
                 await finish(self._give_up(claim))
                 reason = (
-                    f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
+                    f"no resource of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
             resource = await _wait_shielded(claim.outcome)
@@ -222,7 +222,8 @@ class ResourceStore:
             claim.task.add_done_callback(note_end)
 
         def note_end(task: asyncio.Task[None]) -> None:
-            # Not in the task: a task that is cancelled before its first step never runs.
+            # Do this outside of the task: a task that is cancelled before its first step never
+            # runs.
             if task.cancelled():
                 self._over(claim, BackendError(f"the start of {claim.id!r} was cancelled"))
             claim.quiet.set_result(None)
@@ -253,7 +254,7 @@ class ResourceStore:
             await finish(self._hand_over(claim, resource))
 
     async def _ready(self, claim: ResourceClaim) -> BaseResource:
-        """Return a usable resource: the claim's warm one, or a new one in its place."""
+        """Return a usable resource: the claim's warm resource, or a new resource in its place."""
         pool, warm = claim.pool, claim.warm
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was cancelled before its start began")
@@ -298,7 +299,7 @@ class ResourceStore:
             warm, claim.warm = claim.warm, None
             if warm is not None and claim.spoiled:
                 pool.stuck.append(warm)
-            elif warm is not None:  # No caller used it, so it needs no reset.
+            elif warm is not None:  # No caller used the resource: no reset is needed.
                 pool.moving += 1
         if warm is None or claim.spoiled:
             self._pass_on(pool)
@@ -313,7 +314,7 @@ class ResourceStore:
                 return
             stage = claim.stage
             resource = self._detach(claim) if stage is ClaimStage.HELD else None
-        if resource is not None:  # It started as its caller left.
+        if resource is not None:  # The resource started as its caller left.
             await self._recycle(claim.pool, resource)
         elif stage is not ClaimStage.OVER:
             await self._abandon(claim, BackendError(f"{claim.id!r} was cancelled"))
@@ -367,7 +368,7 @@ class ResourceStore:
             with self._lock:
                 pool.moving -= 1
                 pool.stuck.append(resource)
-                if pool.closed:  # The new pool counts it; its `close` tries again.
+                if pool.closed:  # The new pool counts the resource; `close` tries again.
                     heir = self._pool(pool.spec, pool.backend, pool.runner)
                     heir.stuck.append(pool.stuck.pop())
             reason = f"{resource.resource_id} of {pool.key} could not be ended: {error}"
@@ -409,7 +410,7 @@ class ResourceStore:
 
 
 def _wait_shielded(news: Future[_T]) -> asyncio.Future[_T]:
-    """Wait for `news`; a cancelled wait does not cancel `news` for others."""
+    """Wait for `news`; a cancelled wait does not cancel `news` for other waiters."""
     future = asyncio.wrap_future(news)
     future.add_done_callback(_look)  # `shield` drops results that come after the cancellation.
     return asyncio.shield(future)
@@ -431,7 +432,7 @@ async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
     """Return whether a resource can be used: it runs, and a service answers."""
     try:
         return await runner.get_status(resource) is ResourceStatus.RUNNING
-    except Exception:  # noqa: BLE001  # Without a status, it is not fit.
+    except Exception:  # noqa: BLE001  # Without a status, the resource is not fit.
         return False
 
 

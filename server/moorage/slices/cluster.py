@@ -1,4 +1,4 @@
-"""Ray's nodes: which are alive, their resources, and whether the autoscaler can add more."""
+"""Reads Ray's nodes: the live ones, their resources, and whether the autoscaler adds more."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def alive_nodes() -> dict[str, RayNode]:
 
 
 def addresses() -> dict[str, str]:
-    """Return the addresses of all nodes by id, dead ones included."""
+    """Return the addresses of all nodes by id, including dead nodes."""
     return {
         each["NodeID"]: each["NodeManagerAddress"]
         for each in ray.nodes()  # type: ignore[no-untyped-call]  # As above.
@@ -54,7 +54,7 @@ def draining(node_id: str) -> bool:
 
 
 def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
-    """Return the most of each resource that the cluster can ever have; None if unknown.
+    """Return the largest amount of each resource that the cluster can ever have; None if unknown.
 
     An autoscaler may report its limits. Without an autoscaler, the present nodes are all nodes,
     until a user adds one.
@@ -96,7 +96,8 @@ def hosts_group_name(head: RayValue) -> str:
 def remove_groups(head: RayValue) -> None:
     """Free the reservations of a slice: its head, and its hosts.
 
-    Ray does not free them when the slice's actor dies: a group lasts as long as its creator's job.
+    Ray does not free these groups when the slice's actor dies: a group lasts as long as its
+    creator's job.
     """
     ray.util.remove_placement_group(head)
     with contextlib.suppress(ValueError):  # The hosts were not reserved, or have been freed.

@@ -37,7 +37,7 @@ def is_reclaimed() -> bool:
 def release_devices() -> list[int]:
     """Kill every process that has /dev/vfio open, and remove libtpu's lock file.
 
-    Call this only if `EFORMER_KILL_VFIO=1` allows it: the processes may be other users'.
+    Call this only if `EFORMER_KILL_VFIO=1` allows it: the processes may belong to other users.
 
     Returns:
         The ids of the killed processes.
@@ -46,7 +46,7 @@ def release_devices() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*/fd"):
         process = int(folder.parent.name)
         if process != os.getpid() and _holds(folder):
-            with contextlib.suppress(OSError):  # It has ended, or we may not kill it.
+            with contextlib.suppress(OSError):  # The process has ended, or we may not kill it.
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
     with contextlib.suppress(OSError):  # The file is gone, or is another user's.

@@ -18,7 +18,7 @@ class RayMissingError(SlicesError, ImportError):
 
 
 class InsufficientSlicesError(SlicesError):
-    """No requested number of slices is available; the message has the requested and actual numbers.
+    """None of the requested numbers of slices is available; the message has the numbers.
 
     Hosts are missing or were preempted while the pool was scaled, or the autoscaler did not add
     hosts in time.
@@ -29,8 +29,8 @@ class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slic
     """A slice lost hosts, and no other slice can replace it.
 
     Args:
-        message: The requested and the available slices.
-        slices: The slices that are not whole, each with its hosts.
+        message: The numbers of requested and of available slices.
+        slices: The slices that lost hosts, each with its hosts.
     """
 
     def __init__(self, message: str, slices: Sequence[DegradedSlice]) -> None:

@@ -1,4 +1,4 @@
-"""Ray, imported at its first use, so that this package can be imported without Ray."""
+"""Imports Ray at its first use, so that this package can be imported without Ray."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     class _Ray:
-        """A stand-in for the module until an attribute is used."""
+        """A stand-in for the module `ray`, which is imported when an attribute is used."""
 
         def __getattr__(self, name: str) -> RayValue:
             if importlib.util.find_spec("ray") is None:
@@ -25,7 +25,7 @@ else:
 
 
 class RemoteClass:
-    """The result of `ray.remote` for a class, created at first use, with `remote` and `options`.
+    """Stands for `ray.remote` of a class, which is called at the first use of an actor.
 
     Args:
         of: The class of the actors.

@@ -1,4 +1,4 @@
-"""Hosts of slices as leases of a Moorage server: each slice holds a lease of a gang.
+"""Takes hosts of slices by leases of a Moorage server: each slice holds a lease of a gang.
 
 The server grants each GPU once. So workloads of the backend `ray`, and other pools with leases,
 never get the same GPUs of the Ray cluster.
@@ -16,7 +16,7 @@ from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, Shape
 
 GROUP_PREFIX: Final = "moorage-lease/"
-"""Prefix of placement groups' names; a lease id follows, by which the server recognises them."""
+"""Prefix of placement groups' names; the lease id after it tells the server whose group it is."""
 NODE_ID_LABEL: Final = "ray.io/node-id"
 RACK_LABEL: Final = "rack"
 GROUP_SECONDS_MAX: Final = 10
@@ -36,7 +36,7 @@ class LeaseClient(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LeasedHosts:
-    """The source of a pool's hosts: leases of a server.
+    """Takes the hosts of a pool's slices by leases of a server.
 
     Args:
         client: A client that is connected to the server; it renews the pool's leases.
@@ -56,7 +56,7 @@ class LeasedHosts:
     preemptible: bool = False
 
     def check(self, shape: Shape) -> None:
-        """Refuse slices that a lease cannot hold.
+        """Refuse a shape of slices that a lease cannot hold.
 
         Raises:
             ValueError: A lease cannot hold the slices; the message has the reason.
@@ -160,7 +160,7 @@ class SliceLease:
         threading.Thread(target=watch, name="slice-lease", daemon=True).start()
 
     def close(self) -> None:
-        """Release the hosts; if the server is unreachable, they are freed after the TTL."""
+        """Release the hosts; if the server is unreachable, the hosts are freed after the TTL."""
         if not self._closed.is_set():
             self._closed.set()
             with contextlib.suppress(Exception):  # The lease was lost, or ends by its TTL.

@@ -25,7 +25,7 @@ from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, sl
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
-"""At least this many seconds pass between two attempts to scale up."""
+"""Least seconds between two attempts to scale up."""
 ANSWER_SECONDS: Final = 10
 """Extra seconds for the answer to a call, beyond the limit of the call itself."""
 _REPORT_SECONDS_MAX: Final = 20
@@ -91,21 +91,21 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     ) -> None:
         """Scale to a number of slices. Healthy slices stay, with their running tasks.
 
-        It tries the sizes from the largest to the smallest. With `n` sizes left, a size gets an
+        The sizes are tried from the largest to the smallest. With `n` sizes left, a size gets an
         `n`th of the remaining time. A size that the cluster can never hold is skipped at once. But
         if it is the last size, and the cluster has or had room for a slice, the pool waits for
         joining nodes, for at most `host_health_seconds_max`. A slice that lost a host does not
-        count, unless the setting `moderate` is on.
+        count as available, unless the setting `moderate` is on.
 
         Args:
-            num_slices: The number of slices, or all acceptable numbers.
+            num_slices: The number of slices, or a list of all acceptable numbers.
             timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
             ValueError: No number is given, or a number is not above 0.
             InsufficientSlicesError: No requested number is available; the pool keeps its healthy
                 slices.
-            SliceDegraded: The same, if a slice has lost hosts.
+            SliceDegraded: No requested number is available, since a slice has lost hosts.
         """
         sizes = _sizes(num_slices)
         deadline = Deadline(self._settings.scale_add_seconds_max if timeout is None else timeout)
@@ -134,7 +134,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             request_bundles(self._shape.bundles() * len(self._actor_pool))
 
     def should_scale_up_multislice(self, valid_sizes: Sequence[int]) -> bool:
-        """Return whether to try a larger size: if the last attempt is at least a minute ago."""
+        """Return whether to try a larger size: the last attempt must be at least a minute ago."""
         self._last_scale_check_ts = time.time()
         if not any(size > len(self._actor_pool) for size in valid_sizes):
             return False
@@ -151,7 +151,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             SlicesError: The pool is empty, or a slice is unhealthy and may not be replaced
                 (`EFORMER_SAFE_GATHER=0`).
             InsufficientSlicesError: An unhealthy slice cannot be replaced.
-            SliceDegraded: The same, if the slice has lost hosts.
+            SliceDegraded: An unhealthy slice that has lost hosts cannot be replaced.
             SliceTimeoutError: The hosts of a slice are not ready in time.
             HostUnhealthyError: A slice was lost during the call.
         """
@@ -336,7 +336,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return bool(seconds) and reservations.wait(size - held, Deadline(seconds))
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
-        """Return the seconds to wait for a size; 0: skip the size."""
+        """Return the seconds to wait until the pool has a size; 0: skip the size."""
         possible = self._most()
         if possible is None or size <= possible:
             return seconds
@@ -351,7 +351,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return slices_possible(self._shape, list(alive_nodes().values()), without)
 
     def _degraded_slices(self) -> list[DegradedSlice]:
-        """Return the slices of the cluster that lack hosts, and so do not count."""
+        """Return the slices of the cluster that lack hosts, and so do not count as available."""
         if self._settings.moderate:
             return []
         return find_degraded(self._shape, list(alive_nodes().values()))
@@ -371,7 +371,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return found
 
     def _short(self, message: str, kind: type[SlicesError]) -> SlicesError:
-        """Return the error for too few slices: `SliceDegraded` if some lost hosts."""
+        """Return the error for too few slices: `SliceDegraded` if some slices lost hosts."""
         each_once = {each.slice_name: each for each in [*self._losses, *self._degraded_slices()]}
         if not each_once:
             return kind(message)
@@ -401,7 +401,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._dismiss(surplus)
 
     def _publish(self) -> None:
-        """Sort the members by their slots."""
+        """Publish the pool's members, sorted by their slots."""
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
@@ -442,7 +442,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
 
 def _sizes(num_slices: int | Sequence[int]) -> list[int]:
-    """Return the sizes to try, the largest first."""
+    """Return the sizes of the pool to try, the largest first."""
     sizes = [num_slices] if isinstance(num_slices, int) else list(num_slices)
     if not sizes:
         raise ValueError("valid sizes list is empty")

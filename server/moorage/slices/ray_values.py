@@ -1,4 +1,4 @@
-"""Names of types for values of Ray, which has no types itself."""
+"""Names of types for values of Ray, which declares no types."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -73,7 +73,7 @@ class HostInfo:
         host_id: Index of the host in the slice, from 0.
         slice_name: The name of the slice.
         num_devices: TPU chips or GPUs for each task on this host.
-        healthy: Whether the host neither failed nor was being preempted when it reported this.
+        healthy: Whether the host neither failed nor was being preempted at the time of its report.
         failed: Whether the host's actor was shut down.
         node_id: Ray's id of the host's node.
     """

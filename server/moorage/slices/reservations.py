@@ -23,7 +23,7 @@ logger: Final = logging.getLogger("ray")
 
 @dataclass(eq=False)
 class Reservation:
-    """The placement group of one slice, and the slice's actor inside it."""
+    """Reserves one slice: its placement group, and the slice's actor inside the group."""
 
     group: RayValue
     actor: RayValue
@@ -61,7 +61,7 @@ class Reservation:
         """Take a lease on the hosts of a slice, and reserve these hosts in Ray.
 
         Raises:
-            Exception: The lease is refused, or Ray lacks its resources.
+            Exception: The server refuses the lease, or Ray lacks the lease's resources.
         """
         lease = hosts.take(shape, seconds)
         try:
@@ -95,7 +95,7 @@ class Reservation:
         remove_groups(self.group)
 
     def close(self) -> None:
-        """End the actors, free Ray's reservation, and release the lease, if there is one."""
+        """End the actors, free Ray's reservation, and release the lease of the hosts, if any."""
         self.end()
         if self.lease is not None:
             self.lease.close()
@@ -106,14 +106,14 @@ class Reservation:
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
-        """Return whether the hosts have been reserved for a while but the actor has not started."""
+        """Return whether the hosts were reserved `seconds` ago but the actor has not started."""
         if self.start is None and self.placed:
             self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
 
 
 class Reservations:
-    """The reservations for the slices that a pool lacks.
+    """Makes reservations for the slices that a pool lacks, and frees surplus ones.
 
     Args:
         shape: The shape of each slice.
@@ -140,10 +140,10 @@ class Reservations:
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until this number of slices have started; free surplus reservations.
+        """Wait until `count` slices have started; free surplus reservations.
 
         Returns:
-            Whether that many slices have started in time.
+            Whether `count` slices have started in time.
         """
         self._want(count, deadline)
         while len(self.ready) < count and deadline.left:
@@ -177,7 +177,7 @@ class Reservations:
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Reserve this many slots; keep started ones if possible."""
+        """Reserve `count` slots; keep started slices if possible."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()

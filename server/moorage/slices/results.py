@@ -1,4 +1,4 @@
-"""Collect results of tasks on many hosts; at the first failure, cancel the other tasks."""
+"""Collects results of tasks on many hosts; at the first failure, cancels the other tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def collect(
         cancel_seconds: Most seconds for cancelled tasks to end.
 
     Raises:
-        HostTaskError: The first failure, with its slice and host.
+        HostTaskError: A task failed; the error has the first failure with its slice and host.
         SliceTimeoutError: The time limit passed; the message names the hosts that have not
             answered.
     """

@@ -1,6 +1,7 @@
 """Time limits and permissions of slices, read from the environment when a pool is created.
 
-Each setting has a documented name `EFORMER_…`, and the same name with `MOORAGE_…`, which wins.
+Each setting has a documented name `EFORMER_…`, and the same name with `MOORAGE_…`, which overrides
+the first.
 """
 
 import math
@@ -74,7 +75,7 @@ class SliceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
-        """Read the settings from the environment; missing ones have their defaults.
+        """Read the settings from the environment; missing settings have their defaults.
 
         A value that is a URL is ignored: Kubernetes sets such a variable for a Service.
 

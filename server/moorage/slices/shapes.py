@@ -18,7 +18,8 @@ CHIPS_ASSUMED: Final = 4
 _SPREAD: Final = "STRICT_SPREAD"
 _TYPE_LABEL: Final = "ray.io/tpu-pod-type"
 _TYPE: Final = re.compile(r"(v\d+\w*)-(\d+)")
-# The number in these types counts chips; in all other types it counts cores, two on each chip.
+# The number in these types counts chips; in all other types, the number counts cores, two on each
+# chip.
 _COUNTED_IN_CHIPS: Final = ("v5e", "v5litepod", "v6e")
 
 
@@ -167,8 +168,8 @@ def slices_possible(
 ) -> int | None:
     """Return the largest number of slices that the cluster can hold; None if unknown.
 
-    Nodes that an autoscaler may add count by their resources alone. So the number may be too large,
-    but never too small.
+    For nodes that an autoscaler may add, only their resources are known. So the number may be too
+    large, but never too small.
 
     Args:
         shape: The shape of a slice.

@@ -14,7 +14,7 @@ _FETCH_SECONDS_MAX: Final = 30
 
 
 class Deadline:
-    """The moment at which a wait ends.
+    """The time at which a wait ends.
 
     Args:
         seconds: Seconds from now.
@@ -43,7 +43,7 @@ def outcomes(refs: Sequence[RayValue], seconds: float) -> list[RayValue]:
 
 
 def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
-    """Return the value of a reference.
+    """Return the value of a reference of Ray, once it has come.
 
     Raises:
         SliceTimeoutError: The value has not come within `seconds`; the message begins with

@@ -16,7 +16,7 @@ errors are one tree:
     ├── InvalidRequest              the request is malformed (also a ValueError)
     ├── InvalidCheckin              the returned slots are not checked out (also a ValueError)
     └── InvalidSpecification        the description of a pool is wrong (also a ValueError)
-        └── SchemaMissingKeyError   the description has none of the keys for its contents
+        └── SchemaMissingKeyError   the description has no `resources`, `local` or counts
 """
 
 from moorage.slots.errors import (

@@ -13,12 +13,12 @@ from typing import Any, Final, NewType
 Slots = int | float
 """A number of slots as the user writes it."""
 Amount = NewType("Amount", int)
-"""A number of slots in internal units. Only `exact` converts a user's number to it."""
+"""A number of slots in internal units. Only `exact` makes an `Amount` of a user's number."""
 
 SLOTS_MAX: Final = 10**9
 """Largest number of slots of one instance, or of one member of a request."""
 DECIMALS_MAX: Final = 24
-"""Digits after the decimal point; Python writes a third with 16."""
+"""Maximum digits after the decimal point; Python writes a third with 16."""
 
 _UNITS: Final = 10**DECIMALS_MAX
 """Internal units per slot."""
@@ -32,13 +32,14 @@ def exact(slots: Any) -> Amount | None:
 
     Args:
         slots: An int or a float; anything else, NaN, infinity, a negative number, more than
-            `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are no such number.
+            `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are not numbers of
+            slots.
     """
     if type(slots) is int:  # bool is not a number here.
         return Amount(slots * _UNITS) if 0 <= slots <= SLOTS_MAX else None
     if not isinstance(slots, float) or not math.isfinite(slots) or not 0 <= slots <= SLOTS_MAX:
         return None
-    # `repr`: the shortest decimal for this float, as its user wrote it.
+    # `repr` gives the shortest decimal for this float, as its user wrote it.
     numerator, denominator = Decimal(float.__repr__(slots)).as_integer_ratio()
     amount, rest = divmod(numerator * _UNITS, denominator)
     return None if rest else Amount(amount)

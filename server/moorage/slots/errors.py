@@ -18,10 +18,10 @@ class EmptyResourcePoolError(SlotsError):
 
 
 class UnknownResourceType(SlotsError, TypeError):
-    """A request names a type that the pool does not have. A `TypeError`, as documented.
+    """A request names a type that the pool does not have; documented as a `TypeError`.
 
     Args:
-        type: The type.
+        type: The unknown type.
         known: The types of the pool.
     """
 
@@ -36,7 +36,7 @@ class InvalidRequest(SlotsError, ValueError):
 
 
 class UnevenNodes(ResourceUnavailable, InvalidRequest):
-    """Nodes differ in a number that should be the same for all; the message has each."""
+    """Nodes differ in a number that should be the same for all; the message has all numbers."""
 
 
 class InvalidCheckin(SlotsError, ValueError):
@@ -44,8 +44,8 @@ class InvalidCheckin(SlotsError, ValueError):
 
 
 class InvalidSpecification(SlotsError, ValueError):
-    """The description of a pool is wrong; the message names the place."""
+    """The description of a pool is wrong; the message names the wrong place."""
 
 
 class SchemaMissingKeyError(InvalidSpecification):
-    """The description of a pool has none of the keys for its contents."""
+    """The description of a flat pool has neither `resources` nor `local`, nor counts of types."""

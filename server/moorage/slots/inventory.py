@@ -28,7 +28,7 @@ from moorage.slots.views import FreeResources, ResourceOwner
 
 
 class _Place:
-    """An instance with its free slots.
+    """Counts the free slots of one instance, and whether it is blocked.
 
     While a slot of a whole instance is in use, its parts are blocked, and vice versa. `relatives`
     are the places that this place blocks; `blocked_by` counts the places that block this place.
@@ -82,7 +82,7 @@ class _Place:
 
 
 class _Bucket:
-    """The unblocked places of one type, ordered by free slots, then by their position.
+    """Orders the unblocked places of one type by free slots, then by position.
 
     An insert or a removal moves the later entries of the list: a microsecond for ten thousand
     instances.
@@ -97,7 +97,7 @@ class _Bucket:
         self.available = total(place.free for place in self.places)
 
     def best_fit(self, slots: Amount) -> _Place | None:
-        """Return the place with the fewest free slots that are enough; of equal ones the first."""
+        """Return the place with the fewest free slots that are enough; of equals, the first."""
         at = bisect_left(self.order, (slots, -1))
         return self.places[self.order[at][1]] if at < len(self.order) else None
 
@@ -115,7 +115,7 @@ class _Bucket:
 
 
 class Inventory:
-    """Free slots, by type and instance.
+    """Has the free slots of each instance, by type, and takes and returns slots.
 
     Args:
         resources: `{type: [{"id", "slots"}]}`; the listed slots are free.
@@ -154,8 +154,8 @@ class Inventory:
     def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots by type, in the order of the description.
 
-        The value is a view: writing into it changes the inventory after a check. A smaller number
-        takes slots, and a number above the total adds slots.
+        The value is a view: writing into the view changes the inventory after a check. A smaller
+        number takes slots, and a number above the total adds slots.
         """
         return FreeResources(self.listed(), ResourceOwner(self.rows, self.write_slots, self.write))
 
@@ -176,7 +176,7 @@ class Inventory:
         """Set the free slots of an instance; a larger number also raises its total.
 
         Raises:
-            InvalidSpecification: `slots` is not a number of slots, or there is no such instance.
+            InvalidSpecification: `slots` is not a number of slots, or the instance does not exist.
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         free = check_slots(slots, f"resources.{kind} {name}")
@@ -192,8 +192,8 @@ class Inventory:
             whole: Whether to remove all other types.
 
         Raises:
-            InvalidSpecification: The types are wrong; the message names the place, and nothing
-                changed.
+            InvalidSpecification: `types` is malformed; the message names the place, and the
+                inventory is unchanged.
         """
 
         def slots_of(kind: str, each: Instance) -> Amount:
@@ -204,7 +204,7 @@ class Inventory:
         self._buckets = _partly(free, slots_of)
 
     def free(self, kind: str, name: str) -> Amount:
-        """Return the free slots of an instance, blocked or not; 0 if there is none."""
+        """Return the free slots of an instance, blocked or not; 0 for an unknown instance."""
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         return place.free if place else NONE
 
@@ -214,7 +214,7 @@ class Inventory:
 
     @property
     def types(self) -> list[str]:
-        """The types, sorted."""
+        """The types of the inventory, sorted."""
         return sorted(self._buckets)
 
     def __contains__(self, rtype: object) -> bool:
@@ -238,7 +238,7 @@ class Inventory:
         return plain(bucket.available) if bucket else 0
 
     def available(self, rtype: str) -> Amount:
-        """Return the available slots of a type as an exact number; an unknown type is an error."""
+        """Return the exact available slots of a type; an unknown type is an error."""
         return self._bucket(rtype).available
 
     def pop(self, rtype: str) -> list[JsonObject]:
@@ -255,7 +255,7 @@ class Inventory:
         """Take slots of the best fitting instance; return its id.
 
         Raises:
-            ResourceUnavailable: No instance has that many free slots.
+            ResourceUnavailable: No instance has enough free slots.
         """
         bucket = self._bucket(rtype)
         place = bucket.best_fit(slots)
@@ -271,7 +271,7 @@ class Inventory:
         """Return slots of an instance.
 
         Raises:
-            ValueError: There is no such instance, or it would get more free slots than it has in
+            ValueError: The instance does not exist, or would get more free slots than it has in
                 total.
         """
         place = self._bucket(rtype).by_id.get(rid)
@@ -299,7 +299,7 @@ class Inventory:
             for place in bucket.places
             if place.free
             and not place.blocked_by
-            # If a part is free, its whole is free, too, unless a sibling is in use.
+            # If a part is free, its whole is also free, unless another part is in use.
             and (
                 place.instance.part_of is None
                 or all(whole.blocked_by or not whole.free for whole in place.relatives)
@@ -307,7 +307,7 @@ class Inventory:
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
-        """Return an instance with its total slots; None if there is no such instance."""
+        """Return an instance with its total slots; None for an unknown instance."""
         bucket = self._buckets.get(rtype)
         place = bucket.by_id.get(rid) if bucket else None
         return place.instance if place else None
@@ -337,19 +337,19 @@ class Allocator:
             slots: Number of slots, above 0.
 
         Returns:
-            `{"id", "slots"}`. Of instances that are equally full, the one listed first.
+            `{"id", "slots"}`. Of equally full instances, the first in the description is taken.
 
         Raises:
-            ResourceUnavailable: No instance has that many free slots; the message has the request
-                and the free slots.
-            UnknownResourceType: There is no such type.
+            ResourceUnavailable: No instance has enough free slots; the message has the request and
+                the free slots.
+            UnknownResourceType: The inventory has no such type.
             InvalidRequest: `slots` is not a number of slots.
         """
         return {"id": inventory.take(rtype, _positive(slots)), "slots": slots}
 
 
 class AllocationTransaction:
-    """Gives the recorded slots back if its block raises an exception, which is raised again.
+    """Gives recorded slots back if the block raises an exception, which is then raised again.
 
     Args:
         inventory: The inventory from which slots were taken.
@@ -362,7 +362,7 @@ class AllocationTransaction:
         self.deltas: list[tuple[str, str, Slots]] = []
 
     def record(self, rtype: str, rid: str, slots: Slots) -> None:
-        """Record that slots were taken."""
+        """Record that slots of an instance were taken."""
         self.deltas.append((rtype, rid, slots))
 
     def rollback(self) -> None:
@@ -409,7 +409,7 @@ def allocate(
 
     Raises:
         ResourceUnavailable: Some requested slots are not free.
-        UnknownResourceType: There is no such type.
+        UnknownResourceType: The inventory has no such type.
         SlotsError: The allocator took other slots than it returned.
     """
     wanted: dict[str, Amount] = {}
@@ -460,7 +460,7 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
 
 
 def merged(*taken: Mapping[str, Sequence[JsonMapping]]) -> dict[str, list[JsonObject]]:
-    """Merge allocations of one inventory, so that each instance appears once."""
+    """Return the sum of allocations of one inventory, in which each instance appears once."""
     slots: dict[str, dict[str, Amount]] = {}
     for each in taken:
         for kind, rows in each.items():
@@ -477,7 +477,7 @@ def merged(*taken: Mapping[str, Sequence[JsonMapping]]) -> dict[str, list[JsonOb
 def rewritten(
     now: Inventory, types: JsonMapping, *, whole: bool
 ) -> dict[str, tuple[Instance, ...]]:
-    """Return the free slots after an assignment to some types: see `Inventory.write`."""
+    """Return the free slots after an assignment to some types, as `Inventory.write` makes it."""
     if not isinstance(types, Mapping):
         raise InvalidSpecification(f"resources: expected an object, found {type(types).__name__}")
     resources: JsonObject = {} if whole else now.listed()
@@ -490,7 +490,7 @@ def rewritten(
 
 
 def check_slots(slots: Any, at: str) -> Amount:
-    """Return an assigned number of slots, or refuse it.
+    """Return an assigned number of slots; refuse a value that is not such a number.
 
     Raises:
         InvalidSpecification: The value is not a number of slots.

@@ -77,7 +77,7 @@ HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return an entry of a configuration, as a key or as an attribute; None if there is none."""
+    """Return an entry of a configuration, from a key or an attribute; None without an entry."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 

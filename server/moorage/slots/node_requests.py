@@ -1,4 +1,4 @@
-"""Parse a request to a pool of nodes: a list of `NodeRequest`, or of flat members."""
+"""Parses requests to a pool of nodes: a list of `NodeRequest`, or of flat members."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from moorage.slots.requests import MEMBERS_MAX, parse_request
 from moorage.slots.specification import NODE_NAMES
 
 NODES_MAX: Final = 100_000
-"""At most this many nodes in one request."""
+"""Maximum nodes in one request."""
 
 
 class NodeRequest:
-    """The request for one node.
+    """A request for slots of one node.
 
     Args:
         resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
@@ -41,7 +41,7 @@ class NodeRequest:
         return sum(member.type == type for member in self.members)
 
     def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.
-        """Return the slots of all members of a type; of all types if None."""
+        """Return the sum of the slots of all members of a type; None: of all types."""
         return plain(total(m.slots for m in self.members if type in (None, m.type)))
 
     @property

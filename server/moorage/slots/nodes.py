@@ -1,9 +1,10 @@
 """A pool of nodes: each node request gets all its slots from one node.
 
-A request is a list of `NodeRequest`s, each of which gets a different node. The largest one is
-placed first, each on the node that keeps the most free slots. If a node request then finds no node,
-the pool searches for another assignment that gives all of them a node. An exclusive node request
-gets all slots of its node, so no other request uses this node until the allocation is checked in.
+A request is a list of `NodeRequest`s, each of which gets a different node. The largest node request
+is placed first, each on the node that keeps the most free slots. If a node request then finds no
+node, the pool searches for another assignment that gives each of them a node. An exclusive node
+request gets all slots of its node, so no other request uses this node until the allocation is
+checked in.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class _Node:
 
 
 class NodeResourcePool:
-    """The resources of several nodes, by node, type, instance and slot.
+    """Checks out and takes back resources of several nodes, by node, type, instance and slot.
 
     Every method is atomic: threads need no lock of their own.
 
     Args:
-        pool: A description, as for `fill`; None: the pool is empty.
+        pool: A description in the form of `fill`; None: the pool is empty.
         allow_multinode: Whether a request may span nodes.
 
     Raises:
@@ -189,10 +190,10 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Set the number of instances of a type, one slot each, on each node or on one.
+        """Set the number of instances of a type, with one slot each, on all nodes or on one node.
 
         Raises:
-            ResourceUnavailable: There is no such node.
+            ResourceUnavailable: The pool has no such node.
             InvalidSpecification: `count` is not a count, or an instance that would be removed is
                 checked out.
         """
@@ -206,10 +207,10 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Set the slots of each instance of a type, on the nodes that have it, or on one.
+        """Set the slots of each instance of a type, on all nodes that have the type or on one node.
 
         Raises:
-            ResourceUnavailable: There is no such node, or no such type.
+            ResourceUnavailable: The pool has no such node or type.
             InvalidSpecification: `slots` is not a number of slots, or an instance has more slots
                 checked out.
         """
@@ -222,10 +223,10 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Multiply the slots of each instance of a type; as `set_slots_per_resource`.
+        """Multiply the slots of each instance of a type, on all nodes that have it or on one node.
 
         Raises:
-            ResourceUnavailable: There is no such node, or no such type.
+            ResourceUnavailable: The pool has no such node or type.
             InvalidSpecification: `factor` is not above 0, or an instance has more slots checked
                 out.
         """
@@ -236,8 +237,8 @@ class NodeResourcePool:
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # As elsewhere.
         """Remove a type from all nodes; return its free slots, None if no node had any.
 
-        The type's checked-out slots are forgotten; slots of other types in the same allocations are
-        not.
+        The type's checked-out slots are forgotten, but not the slots of other types in the same
+        allocations.
         """
         with self._lock:
             popped: list[JsonObject] = []
@@ -252,7 +253,7 @@ class NodeResourcePool:
             return popped or None
 
     def get_property(self, name: str) -> Any:
-        """Return one of the additional properties; None if there is none."""
+        """Return an additional property of the pool; None if it does not exist."""
         with self._lock:
             return copy.deepcopy(self.additional_properties.get(name))
 
@@ -283,7 +284,7 @@ class NodeResourcePool:
         """Return the free slots of a type; for `node` and `nodes`, the number of nodes.
 
         Raises:
-            ResourceUnavailable: There is no such type.
+            ResourceUnavailable: The pool has no such type.
         """
         if type in NODE_NAMES:
             return self.count(type)
@@ -298,7 +299,7 @@ class NodeResourcePool:
             )
 
     def slots_capacity(self, type: str) -> Slots:  # noqa: A002  # As elsewhere.
-        """Return the slots of a type, free or not; 0 for an unknown one."""
+        """Return the slots of a type, free or not; 0 for an unknown type."""
         if type in NODE_NAMES:
             return self.count(type)
         with self._lock:
@@ -309,7 +310,7 @@ class NodeResourcePool:
         """Return a copy of a node's `{"id", "resources", "additional_properties"}`.
 
         Raises:
-            ResourceUnavailable: There is no such node.
+            ResourceUnavailable: The pool has no such node.
         """
         with self._lock:
             return self._node(id).getstate()
@@ -330,14 +331,14 @@ class NodeResourcePool:
         return type in self.types
 
     def empty(self) -> bool:
-        """Return whether there are no nodes."""
+        """Return whether the pool has no nodes."""
         return not self._nodes
 
     def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
         """Return the number of instances on all nodes; for `node` and `nodes`, the number of nodes.
 
         Raises:
-            ResourceUnavailable: There is no such type.
+            ResourceUnavailable: The pool has no such type.
         """
         return len(self._nodes) if type in NODE_NAMES else sum(self.count_by_node(type).values())
 
@@ -360,17 +361,18 @@ class NodeResourcePool:
             }
 
     def count_per_node(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return the number of instances of a type on each node, if it is the same on all.
+        """Return the number of instances of a type on each node, if the number is the same on all.
 
         Raises:
-            ResourceUnavailable: There is no such type.
-            UnevenNodes: The nodes differ. Also a `ResourceUnavailable` and a `ValueError`.
+            ResourceUnavailable: The pool has no such type.
+            UnevenNodes: The numbers differ. Also a `ResourceUnavailable` and a `ValueError`.
         """
         counts = self.count_by_node(type)
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise UnevenNodes(
-                f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {text}"
+                f"count_per_node: the nodes differ in {type}; "
+                f"count_by_node returns the count of each: {text}"
             )
         return next(iter(counts.values()))
 
@@ -390,8 +392,8 @@ class NodeResourcePool:
         """Determine whether the pool could grant a request if nothing were checked out.
 
         Args:
-            request: The request, as for `checkout`.
-            allow_multinode: Whether several nodes may be used, as for `checkout`.
+            request: The request, in a form that `checkout` takes.
+            allow_multinode: Whether the request may span nodes; None: the pool's `allow_multinode`.
 
         Raises:
             EmptyResourcePoolError: The pool has no nodes.
@@ -430,7 +432,7 @@ class NodeResourcePool:
             ResourceUnavailable: Too few nodes have enough free slots, or the request needs several
                 nodes and may not span nodes.
             EmptyResourcePoolError: The pool has no nodes.
-            UnknownResourceType: No node has that type. Also a `TypeError`.
+            UnknownResourceType: No node has a requested type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
         """
         del kwds
@@ -463,7 +465,7 @@ class NodeResourcePool:
             if placed is None:
                 raise InvalidCheckin(
                     f"allocation {number!r} is not checked out (any more): it was checked in "
-                    "before, or is another pool's"
+                    "before, or belongs to another pool"
                 )
             popped = {kind for each in placed for kind, rows in each.taken.items() if not rows}
             returned = Counter({row: n for row, n in returned.items() if row[0] not in popped})
@@ -520,7 +522,7 @@ class NodeResourcePool:
                 ]
                 placed[number] = _place_one(wanted[number], nodes, idle=idle)
                 undo.callback(placed[number].give_back)
-            undo.pop_all()  # All have a node.
+            undo.pop_all()  # All requests have a node.
         return [placed[number] for number in range(len(wanted))]
 
     def _hand_out(self, placed: list[_Placed]) -> NodeAllocation:
@@ -592,7 +594,7 @@ def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
     only_keys(document, {"id", "resources", "additional_properties"}, at)
     name = str(document["id"])
     if name in nodes:
-        raise InvalidSpecification(f"{at}: the id {name!r} is there twice")
+        raise InvalidSpecification(f"{at}: the id {name!r} occurs twice")
     nodes[name] = _Node(name, document, at)
 
 
@@ -611,7 +613,7 @@ class _Placed(NamedTuple):
 
 
 def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
-    """Take the slots from the node that keeps the most free slots afterwards."""
+    """Take the slots of a node request from the node that keeps the most free slots afterwards."""
     ranked = []
     members = request.members
     for node in nodes:
@@ -644,7 +646,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
 
 
 def _free_length(inventory: Inventory, members: Sequence[Member]) -> int | None:
-    """Return the squared length of the free slots afterwards; None if the request does not fit."""
+    """Return the squared length of the free slots after a request; None if it does not fit."""
     squares = 0
     for kind in {member.type for member in members}:
         left = (inventory.available(kind) if kind in inventory else NONE) - _total(members, kind)
@@ -687,7 +689,7 @@ def _parse_allocation(
         if isinstance(error, InvalidCheckin):
             raise
         raise InvalidCheckin(
-            f"expected what checkout returned, with metadata and resources; wrong is {error}"
+            f"expected the result of checkout, with metadata and resources; wrong: {error}"
         ) from error
 
 
@@ -695,8 +697,9 @@ def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> li
     """Assign a different acceptable candidate to each request, if possible.
 
     Requests are served in order. If a request finds no free candidate, earlier requests move to
-    other candidates, along the shortest chain that ends at a free one (augmenting paths; Berge,
-    1957). Equal requests are interchangeable, so each chain visits each kind of request once.
+    other candidates, along the shortest chain that ends at a free candidate (augmenting paths;
+    Berge, 1957). Equal requests are interchangeable, so each chain visits each kind of request
+    once.
 
     Args:
         wishes: The requests to assign.

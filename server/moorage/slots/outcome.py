@@ -2,7 +2,7 @@
 
 
 class Outcome:
-    """Whether a request is possible, and if not, why. The truth value of an `Outcome` is `ok`.
+    """Says whether a request is possible, and if not, why. The truth value is `ok`.
 
     Args:
         ok: Whether the request is possible; None: True if `reason` is empty.

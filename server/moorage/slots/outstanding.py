@@ -1,4 +1,4 @@
-"""Checked-out slots: only these can be returned, and only once.
+"""Records checked-out slots: only these can be returned, and only once.
 
 A pool adds each allocation at its checkout and settles it at its checkin. An `Allocation` has a
 number, so the pool tells equal allocations apart. An allocation from plain JSON has no number: the
@@ -65,12 +65,12 @@ class Allocation(dict[str, list[JsonObject]]):
 
 
 class Outstanding:
-    """The members of all allocations of a pool that are still checked out."""
+    """Records the members of all allocations of a pool that are still checked out."""
 
     __slots__ = ("_holders",)
 
     def __init__(self) -> None:
-        # Per member: the numbers of its allocations, oldest first, with the count in each.
+        # For each member, the numbers of its allocations, oldest first, and how often each has it.
         self._holders: dict[Held, dict[int, int]] = {}
 
     def add(self, allocation: Mapping[str, Iterable[JsonMapping]]) -> int:
@@ -89,7 +89,7 @@ class Outstanding:
             number: The allocation's number; None: unknown.
 
         Raises:
-            InvalidCheckin: A member is not checked out; nothing was changed.
+            InvalidCheckin: A member is not checked out; all checked-out slots stay recorded.
         """
         times = Counter(returned)
         for held, wanted in times.items():
@@ -102,7 +102,7 @@ class Outstanding:
                 self._forget(held, number)
 
     def _why_not(self, wanted: Held, number: int | None) -> str:
-        """Return why slots cannot be returned."""
+        """Return why the slots of a member cannot be returned."""
         place, slots = f"{wanted.type} {wanted.id}", plain(wanted.slots)
         held = [
             plain(each.slots)
@@ -112,13 +112,13 @@ class Outstanding:
         if not held or plain(wanted.slots) in held:
             return (
                 f"{place}: {slots} slots are not checked out (any more) by this allocation: it was"
-                " checked in before, or is another pool's"
+                " checked in before, or belongs to another pool"
             )
         sizes = " and ".join(map(str, sorted(held)))
         return f"{place}: {sizes} slots are checked out there, not {slots}; return whole members"
 
     def keep_numbers(self) -> None:
-        """Reserve the numbers of these allocations, so that no new allocation gets one of them."""
+        """Reserve the numbers of the recorded allocations, so that no new allocation gets one."""
         keep_number(max((max(each) for each in self._holders.values()), default=0))
 
     def forget(self, known: Callable[[str, str], object]) -> None:
@@ -160,7 +160,7 @@ def parse_allocation(resources: Any) -> list[Held]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Count how often all holders have a member; stop counting at `enough`."""
+    """Count how often all holders together have a member; stop counting at `enough`."""
     found = 0
     for each in holders.values():
         found += each

@@ -42,7 +42,7 @@ class ResourcePool:
     checked-out slots always add up to its total slots.
 
     Args:
-        pool: A description, as for `fill`; None or empty: the pool is empty.
+        pool: A description in a form of `fill`; None or empty: the pool is empty.
 
     Attributes:
         additional_properties: Other data of the user; `count` reads `slots.nodes.count` in it.
@@ -67,8 +67,8 @@ class ResourcePool:
     def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots: `{type: [{"id", "slots"}]}`, also instances without free slots.
 
-        The value is a view. Writing into it, or assigning to `resources`, sets the free slots of
-        the pool after a check. Checked-out slots stay checked out, unless their instance is no
+        The value is a view. Writing into the view, or assigning to `resources`, sets the free slots
+        of the pool after a check. Checked-out slots stay checked out, unless their instance is no
         longer listed. A copy of the view is a plain dict.
         """
         with self._lock:
@@ -92,7 +92,7 @@ class ResourcePool:
 
     @property
     def types(self) -> list[str]:
-        """The types, sorted."""
+        """The types of the pool, sorted."""
         with self._lock:
             return self._now.types
 
@@ -114,18 +114,18 @@ class ResourcePool:
         return format_pool(self.getstate(), "yaml")
 
     def empty(self) -> bool:
-        """Return whether there are no types."""
+        """Return whether the pool has no types."""
         return not self.types
 
     def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
-        """Return the number of instances.
+        """Return the number of instances of a type.
 
         Args:
             type: A type, in singular or plural; `node` and `nodes` are counted in the additional
                 properties, and are 1 if these have no count.
 
         Raises:
-            ResourceUnavailable: There is no such type.
+            ResourceUnavailable: The pool has no such type.
         """
         with self._lock:
             if type in NODE_NAMES:
@@ -174,7 +174,7 @@ class ResourcePool:
         self.fill({"resources": instances_of(kwds)})
 
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # The documents' word.
-        """Remove a type with its checkouts; return its free slots, or None if it is unknown."""
+        """Remove a type with its checkouts; return its free slots, or None for an unknown type."""
         with self._lock:
             if type not in self._now:
                 return None
@@ -204,10 +204,10 @@ class ResourcePool:
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
 
-        The same code decides this and `checkout`, so the two agree.
+        The same code decides `accommodates` and `checkout`, so the two agree.
 
         Args:
-            request: Members, as for `checkout`.
+            request: Members in the form of `checkout`.
 
         Raises:
             EmptyResourcePoolError: The pool has no types.
@@ -231,8 +231,8 @@ class ResourcePool:
         """Take all slots of a request, or none.
 
         Args:
-            request: Members `{"type", "slots"}`; each is satisfied by one instance, the one with
-                the fewest free slots that are enough, and of equal ones the one listed first.
+            request: Members `{"type", "slots"}`; each is satisfied by one instance: that with the
+                fewest free slots that are enough, and of equal instances the first.
             kwds: Ignored.
 
         Returns:
@@ -242,7 +242,7 @@ class ResourcePool:
             ResourceUnavailable: Some slots are not free; the message has the request and the free
                 slots.
             EmptyResourcePoolError: The pool has no types.
-            UnknownResourceType: The pool does not have the type. Also a `TypeError`.
+            UnknownResourceType: The pool does not have a requested type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
         """
         del kwds

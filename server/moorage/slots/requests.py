@@ -1,4 +1,4 @@
-"""Parse a request to a pool: members, each of which one instance must satisfy."""
+"""Parses requests to a pool: members, each of which one instance must satisfy."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ from moorage.slots.errors import InvalidRequest
 from moorage.slots.specification import MISSPELT
 
 MEMBERS_MAX = 1_000_000
-"""At most this many members in one request."""
+"""Maximum members in one request."""
 _KEYS: Final = ("type", "slots")
 
 
@@ -18,7 +18,7 @@ class Member(NamedTuple):
     """A number of slots of one instance of a type.
 
     Args:
-        type: The type.
+        type: The type of the resource.
         slots: The number of slots.
         extra: Other keys of the member, which are ignored.
     """
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 def parse_request(request: Any) -> list[Member]:
     """Parse a request: a list of `{"type", "slots"}`, where `slots` is 1 by default.
 
-    A member may have other keys, unless a key is similar to one of these.
+    A member may have other keys, unless a key is similar to `type` or `slots`.
 
     Raises:
         InvalidRequest: The request is malformed; the message names the member.

@@ -1,6 +1,7 @@
 """Descriptions of a pool: parses the documented layouts, and writes descriptions.
 
-A description names instances by type, each with an id and its slots. It comes as
+A description names instances by type, each with an id and its slots. A description has one of these
+forms:
 
 - `{"resources": {type: [{"id", "slots"}]}, "additional_properties": {}}`, also under the key
   `resource_pool`, as in a file;
@@ -29,12 +30,12 @@ from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
-"""At most this many instances of one type."""
+"""Maximum instances of one type."""
 
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""An extra key this similar to a known key is an error: else a typo such as `slot` is ignored."""
+"""Similarity to a known key from which on an extra key is an error, such as the typo `slot`."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """Names that cannot be types: requests use them for nodes."""
 
@@ -46,7 +47,7 @@ class Instance:
     Args:
         id: The instance's id, unique within its type.
         slots: The number of slots.
-        part_of: Type and id of the instance that contains this one; None: it is no part.
+        part_of: Type and id of the instance that contains this one; None: no instance does.
         extra: Other keys of the description, e.g. a UUID.
     """
 
@@ -58,7 +59,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """A parsed description of a pool.
+    """The parsed description of a flat pool.
 
     Args:
         resources: The instances by type, in the order in which they are listed.
@@ -180,7 +181,7 @@ def format_pool(pool: JsonObject, form: Format) -> str:
 
 
 def only_keys(document: JsonMapping, allowed: set[str], at: str) -> None:
-    """Refuse a description with other keys than these, since a typo would have no effect.
+    """Refuse a description with keys that are not in `allowed`: a typo would have no effect.
 
     Raises:
         InvalidSpecification: The description has other keys; the message names them.
@@ -247,7 +248,7 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
 
 
 def _local(document: JsonValue) -> JsonValue:
-    """Return the resources of ctest's layout; its files list exactly one machine."""
+    """Return the resources in ctest's layout, whose files list exactly one machine."""
     return document[0] if isinstance(document, list) and len(document) == 1 else document
 
 
@@ -261,7 +262,7 @@ def _unique(ids: Iterable[str], at: str) -> None:
     seen: set[str] = set()
     for each in ids:
         if each in seen:
-            raise InvalidSpecification(f"{at}: the id {each!r} is there twice")
+            raise InvalidSpecification(f"{at}: the id {each!r} occurs twice")
         seen.add(each)
 
 

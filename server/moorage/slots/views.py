@@ -1,8 +1,8 @@
 """Views of a pool as dicts and lists: assignments change the pool; YAML dumps plain objects.
 
-`resources` is a copy of the free slots. Writing into it changes the pool, node or inventory that it
-was read from, after a check. A write changes only its own part: other parts keep their present
-values, not those at the time of the read.
+`resources` is a copy of the free slots. Writing into the copy changes the pool, node or inventory
+from which it was read, after a check. A write changes only its own part: other parts keep their
+present values, not those at the time of the read.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ def _writes(name: str, kind: type) -> Callable[..., Any]:
 
 
 class _Written:
-    """Applies changes of a view to its owner."""
+    """Applies changes of a view to the owner of the resources."""
 
     __setitem__, __delitem__ = _writes("__setitem__", dict), _writes("__delitem__", dict)
     clear, pop, popitem = _writes("clear", dict), _writes("pop", dict), _writes("popitem", dict)
@@ -116,11 +116,11 @@ class _Rows(list[Any]):
         self.owner = owner
         super().__init__(_Row(each, self) for each in documents)
 
-    def __iadd__(self, others: Iterable[Any]) -> Any:  # type: ignore[misc]  # It is written.
+    def __iadd__(self, others: Iterable[Any]) -> Any:  # type: ignore[misc]  # The view is written.
         self.extend(others)
         return self
 
-    def __imul__(self, times: Any) -> Any:  # type: ignore[misc]  # It is written.
+    def __imul__(self, times: Any) -> Any:  # type: ignore[misc]  # The view is written.
         self._change(lambda plain: plain.__imul__(times))
         return self
 
@@ -180,7 +180,7 @@ def refuse_totals(*_: Any, **__: Any) -> NoReturn:
 
 @in_yaml
 class Totals(Counter[str]):
-    """A read-only counter. A copy of it is a plain counter.
+    """A read-only counter of totals, whose copies are plain counters.
 
     Args:
         totals: The total slots by type.

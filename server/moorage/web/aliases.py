@@ -22,7 +22,7 @@ _CHOICE: Final = operation(AliasDocument, VersionChoice)
 
 
 def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the alias endpoints; arguments as for `service_routes`."""
+    """Return the router of the alias endpoints; the arguments are those of `service_routes`."""
     router = HttpRouter("publishing")
     _looking(router, services)
     _changing(router, services, bodies)
@@ -148,7 +148,7 @@ async def _owner(
 
 
 def _alias_document(services: WebServices, alias: str) -> Document | None:
-    """Return the present state of an alias; None if it does not exist."""
+    """Return the present state of an alias; None if the alias does not exist."""
     try:
         return _state(services.aliases.show(alias))
     except ServiceError:
@@ -162,6 +162,6 @@ def _state(alias: Document) -> Document:
 
 
 async def _answer_change(request: Request, before: Document | None, after: Document) -> Response:
-    """Return the answer with a changed alias, and note the change for the audit log."""
+    """Return the answer with a changed alias; record the change for the audit log."""
     await note_change(request, before, _state(after))
     return success(after)

@@ -56,7 +56,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        """Return the response for a failure, also of the framework, in the documented form."""
+        """Return the response for a failure, also one of the framework, in the documented form."""
         if standby is not None and isinstance(error, HTTPException):  # The leader has the path.
             error = standby.refusal()
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
@@ -172,14 +172,14 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
         """Return the metrics in the Prometheus text format."""
         async with getattr(request.app.state, ENCODING):
             text = services.metrics_text()
-            await asyncio.sleep(0)  # Other tasks run between several of them.
+            await asyncio.sleep(0)  # Other tasks run between two parts.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
 
 def _wrong_method(router: HttpRouter, request: Request) -> Response:
-    """Return the refusal of a wrong method for a path; it names the right methods.
+    """Return the refusal of a wrong method for a path; the refusal names the right methods.
 
     The framework's own answer names only the methods of one route, but here each method is a route.
     """
@@ -203,7 +203,8 @@ def _fault_of(error: Exception) -> ServiceError:
         case HTTPException(status_code=status, detail=detail):
             return ServiceError(Code.BAD_MESSAGE, str(detail), status=status)
         case _:  # Any exception may come.
-            # Starlette raises the error again once this is sent, so the operator sees all of it.
+            # Starlette raises the error again once the response is sent, so the operator sees all
+            # of it.
             return ServiceError(
                 Code.INTERNAL, "the server failed on this request; its log has the details"
             )
@@ -243,7 +244,7 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
 
     Args:
         tickets: Issues tickets.
-        console: The console, which has its logins; None: there is no console.
+        console: The console, which has the logins; None: the console is off.
     """
     router = HttpRouter("about")
 

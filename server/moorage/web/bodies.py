@@ -70,9 +70,9 @@ LEVELS_MAX: Final = 1_000
 VALUE_BYTES: Final = 64
 """Bytes of memory budget for each value of a body, beside the body's own bytes."""
 SEARCHES_MAX: Final = 2
-"""Document searches at one time, and one per tenant; a single thread runs them."""
+"""Maximum document searches at a time, one per tenant: a single thread runs them."""
 BODY_SECONDS_MAX: Final = 60.0
-"""How long a client may take to send a body; after that, the answer is 408."""
+"""Maximum seconds for a client to send a body; after that, the answer is 408."""
 
 
 class BodyReader:
@@ -91,15 +91,15 @@ class BodyReader:
         self._decoding = FairSemaphore()
 
     async def read(self, request: Request, most: int = BODY_BYTES_MAX) -> bytes:
-        """Read and return the body.
+        """Read a request's body and return it.
 
         Args:
             request: The request with the body.
             most: Most bytes of the body.
 
         Raises:
-            ServiceError: `too_large` (413), `busy` (429), 408 if it does not arrive, or 415
-                where it is compressed.
+            ServiceError: `too_large` (413), `busy` (429), 408 if the body does not arrive in time,
+                or 415 if the body is compressed.
         """
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise ServiceError(
@@ -150,7 +150,8 @@ class BodyReader:
         """Return the JSON value of the body; a thread decodes large bodies, one at a time.
 
         Raises:
-            ServiceError: As `read`; `bad_json` (400), saying where it stops being JSON.
+            ServiceError: An error of `read`; `bad_json` (400), with the place of the fault in the
+                body.
         """
         body, tenant = await self.read(request), getattr(request.state, TENANT, "")
         if len(body) <= LARGE_BYTES:
@@ -242,7 +243,7 @@ class _InParts(Response):
         self._parts = encode_in_parts(content)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        """Encode and send the answer, part by part."""
+        """Encode and send the answer, one part after the other."""
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         more = True
@@ -267,10 +268,11 @@ def success(data: JsonValue, status: int = 200) -> Response:
 
 
 async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
-    """Read and return a body; refuse one that is not a JSON object.
+    """Read and return a request's body; refuse a body that is not a JSON object.
 
     Raises:
-        ServiceError: As `BodyReader.read_json`; `bad_message`: it is not a JSON object.
+        ServiceError: An error of `BodyReader.read_json`; `bad_message`: the body is not a JSON
+            object.
     """
     value = await bodies.read_json(request)
     if not isinstance(value, dict):
@@ -283,7 +285,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
 
 
 def query_in_url(request: Request) -> JsonObject:
-    """Return the URL's parameters as a filter: each is a field with one or more values.
+    """Return the URL's parameters as a filter: each parameter is a field with one or more values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
@@ -318,7 +320,7 @@ async def find(
     """Return the documents that match a filter, sorted and limited by its `options`.
 
     Raises:
-        ServiceError: As `read_document`; the errors of `query`; the options are malformed or
+        ServiceError: An error of `read_document` or `query`; or the options are malformed or
             unknown.
     """
     body = await read_document(request, bodies)
@@ -398,7 +400,7 @@ def failure(fault: ServiceError, path: str) -> Response:
 
 
 def verdict(status: int, answer: bytes) -> Response:
-    """Return the response with an answer of the WebSocket's protocol."""
+    """Return the HTTP response with an answer of the WebSocket's protocol."""
     response = Response(answer, status, media_type="application/json")
     busy = status == status_of(Code.BUSY)
     return say_when(response, msgspec.json.decode(answer)["error"]) if busy else response

@@ -1,6 +1,6 @@
 """Checks each request before its endpoint: its origin, its size, and its tenant's share.
 
-`web.server` puts it around the application.
+`web.server` puts these checks around the application.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from moorage.web.services import StandbyReads
 from moorage.web.sign_in import CALLBACK
 
 REQUEST_SECONDS: Final = 0.001
-"""Assumed cost of a request in event loop time, of which each tenant gets a fair share."""
+"""Assumed seconds of event loop time per request; each tenant gets a fair share of this time."""
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
@@ -67,7 +67,7 @@ class RequestChecks:
         self._shares = LoopShares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it; set `nosniff` so that browsers do not guess types."""
+        """Pass on a request or refuse it; set `nosniff`, so that browsers do not guess types."""
 
         async def plainly(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -85,7 +85,7 @@ class RequestChecks:
             await turn
         self._shares.spend(payer, REQUEST_SECONDS)
         if scope["path"] == CALLBACK and ("sec-fetch-mode", "navigate") in headers:
-            # The issuer's page sends the browser here; `state` proves that it began here.
+            # The issuer's page sends the browser here; `state` proves that the sign-in began here.
             headers = [each for each in headers if each[0] != "sec-fetch-site"]
         target = scope["raw_path"].decode("latin-1")
         foreign = self.origins.refusal(target, headers, (scope["server"] or ("",))[0])
@@ -95,7 +95,7 @@ class RequestChecks:
         elif ("upgrade", "websocket") in ((name, value.lower()) for name, value in headers):
             await _last(self._elsewhere(), scope["path"], 426)(scope, receive, send)
         elif _LENGTHS.issubset(name for name, _ in headers):
-            # Two proxies may each obey another one of the two (RFC 9112, 6.1).
+            # Two proxies may each obey another one of the two headers (RFC 9112, 6.1).
             fault = ServiceError.wrong_field(
                 "content-length", "either Content-Length or Transfer-Encoding"
             )
@@ -109,7 +109,7 @@ class RequestChecks:
             await self._app(scope, receive, send)
 
     def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
-        """Return who a request's cost is charged to: its tenant, or its address without a token.
+        """Return who pays for a request: its tenant, or without a token its address.
 
         Health checks have a separate share.
         """

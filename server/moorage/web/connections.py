@@ -1,13 +1,13 @@
 """Limits the connections of the HTTP port: in number, per address, and in time.
 
-uvicorn makes an `HttpConnection` for each; `web.checks` asks `Connections` whether there are too
-many requests. Without these limits, silent connections, or heads that arrive byte by byte, would
-block the port for all clients.
+uvicorn makes an `HttpConnection` for each connection; `web.checks` asks `Connections` whether there
+are too many requests. Without these limits, silent connections, or heads that arrive byte by byte,
+would block the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
-there are too many, the one that has been idle for longest is closed. At most `RESERVED_MAX` fewer
-connections than the limit may be busy. So when a health check opens a connection, there is always
-an idle connection to close instead, and the health check is answered.
+there are too many connections, the one that has been idle for longest is closed. At most
+`RESERVED_MAX` fewer connections than the limit may be busy. So when a health check opens a
+connection, there is always an idle connection to close instead, and the health check is answered.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moorage.protocol.peers import Peers, most_of_one
 
 CONNECTIONS_MAX: Final = 2_048
-"""Open connections; with more, or three quarters of it from one address, an idle one is closed.
+"""Maximum open connections, three quarters of them from one address; beyond it, an idle one is
+closed.
 
 The limit is lower if the system lets this process open few files."""
 RESERVED_MAX: Final = 64
@@ -29,9 +30,9 @@ If all other connections, or all others of one address, are busy, further reques
 HEAD_SECONDS_MAX: Final = 10.0
 """Longest time to receive a request's head, or the rest of a body after its answer.
 
-The time begins with the first byte, or with the connection. Then the connection is closed."""
+The time begins with the first byte, or with the connection; after it, the connection is closed."""
 UNREAD_SECONDS_MAX: Final = 30.0
-"""How long a client may leave its answer unread. Then the connection is cut."""
+"""Maximum seconds for which a client may leave its answer unread; then the connection is cut."""
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 """Paths of health checks, which are answered even if all other connections are busy."""
 
@@ -55,7 +56,7 @@ class Connections:
         self._busy: Peers[HttpConnection] = Peers()
 
     def note(self, connection: "HttpConnection", *, busy: bool) -> None:
-        """Record whether a connection is busy, and close an idle one if there are too many."""
+        """Record whether a connection is busy; close an idle connection if there are too many."""
         address = connection.address
         now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
         before.remove(connection)
@@ -76,7 +77,7 @@ class Connections:
         self._busy.remove(connection)
 
     def is_crowded(self, address: str) -> bool:
-        """Return whether there are too many open requests, of all addresses or of this one."""
+        """Return whether too many requests are open, of all addresses or of the given one."""
         ours = self._busy.count(address)
         many, too_many = len(self._busy), self._most - self._reserved
         return many > too_many or ours > self._most_of_one - self._reserved
@@ -117,22 +118,22 @@ class HttpConnection(H11Protocol):
         self._note_state()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the connection's next request."""
         self._has_answered = True
         super().on_response_complete()
         self._note_state()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: the refusal of the upgrade names the WebSocket port for the client."""
+        """Log nothing about an upgrade: its refusal names the WebSocket port for the client."""
 
     def pause_writing(self) -> None:
-        """Pause the answer, and close the connection if the client does not read in time."""
+        """Pause sending the answer; close the connection if the client does not read in time."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(UNREAD_SECONDS_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Continue the answer, and end its time limit: the client reads again."""
+        """Continue sending the answer, and end its time limit: the client reads again."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -145,7 +146,7 @@ class HttpConnection(H11Protocol):
             return
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused
         self._connections.note(self, busy=busy)
-        # Between two requests there is no time limit here; uvicorn closes idle connections.
+        # Between two requests, no limit of this class applies; uvicorn closes idle connections.
         between = self._has_answered and self.conn.their_state is h11.IDLE and not self._has_begun
         if busy or between:
             if self._head is not None:

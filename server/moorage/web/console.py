@@ -50,11 +50,11 @@ from moorage.web.sign_in import wait_for_issuer
 CSRF_HEADER: Final = "x-console-token"
 """Header that changing requests need; a page of another site cannot read or set it."""
 LOGIN_BYTES_MAX: Final = 8 * 1024
-"""Bytes of the body of a login; small, since its sender is not authenticated yet."""
+"""Maximum bytes of the body of a login; small, since its sender is not authenticated yet."""
 FAILED_LOGIN_SECONDS: Final = 0.5
 """Seconds after which a failed login is answered."""
 FAILING_LOGINS_MAX: Final = 8
-"""Failed logins of one address that wait for their answer; further logins are answered 429."""
+"""Maximum failed logins of an address that wait for their answer; further ones are answered 429."""
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _INDEX: Final = "index.html"
 _TYPES: Final = {
@@ -229,7 +229,7 @@ async def _enter(
         console: The console, which has the logins.
         token: The given token.
         address: The caller's address.
-        failing: How many refused logins of an address wait for their answer.
+        failing: The number of refused logins that wait for their answer, by address.
 
     Raises:
         ServiceError: `unauthorized`; `busy` if too many logins of the address failed just now.

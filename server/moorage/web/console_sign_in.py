@@ -17,13 +17,13 @@ from moorage.web.sign_in import CALLBACK, wait_for_issuer
 
 _PATH: Final = "/console/sign-in"
 _BEGUN: Final = "sign-in"
-"""Cookie with the proofs of sign-ins; it and the next one are sent to this path alone."""
+"""Cookie with the proofs of sign-ins; browsers send it, and `_LEAVING`, to `_PATH` alone."""
 _LEAVING: Final = "sign-out"
 """Cookie with the state of a logout at the issuer."""
 _SECONDS: Final = 600
 """Seconds that a person may take to sign in or log out at the issuer."""
 BEGUN_MAX: Final = 4
-"""Maximum unfinished sign-ins of one browser, each in its own tab; beyond it the oldest is dropped.
+"""Maximum unfinished sign-ins of one browser, one per tab; with more, the oldest is dropped.
 """
 _ENDED: Final = "/console?sign-in={}"
 _UNSTORED: Final = {"cache-control": "no-store"}
@@ -35,7 +35,7 @@ _PAGE: Final = (
 
 
 def console_sign_in_routes(console: Console) -> HttpRouter:
-    """Return the router of the logout, and with an issuer of the sign-in, which need no token."""
+    """Return the router of the logout and, with an issuer, the sign-in; both need no token."""
     router = HttpRouter("console")
     _add_log_out(router, console)
     if console.sign_in is not None:
@@ -98,7 +98,7 @@ def _add_sign_in(router: HttpRouter, console: Console, flow: SignInFlow) -> None
             for token in found.values():
                 await wait_for_issuer(console.pending, token)
                 entered = entered or console.logins.enter(token, found.get("id_token", ""))
-        except ServiceError:  # Its keys cannot be fetched, or the login cannot be stored.
+        except ServiceError:  # The issuer's keys, or the store of logins, fail.
             tokens = None
         away = _ENDED.format("unavailable" if tokens is None else "refused")
         response = _page("/console" if entered else away)

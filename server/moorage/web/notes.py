@@ -1,6 +1,6 @@
 """Logs one line for every HTTP request that changes something, with its caller.
 
-`web.app` puts it around the application. Every request counts as a change unless its method or
+`web.app` puts `Noted` around the application. Every request counts as a change unless its method or
 `READS` says otherwise, so that no new endpoint lacks its log line.
 """
 
@@ -57,7 +57,7 @@ class Noted:
     """Writes the log line of a change before the answer is sent.
 
     Args:
-        audit: Takes the entry of the audit log, and has it written before the answer leaves.
+        audit: Takes the entry of the audit log, which is written before the answer leaves.
     """
 
     def __init__(self, app: ASGIApp, audit: AuditNotes) -> None:
@@ -94,7 +94,7 @@ class Noted:
             what=what,
             **about,
             remote=remote,
-            # Any client may send this header, so it has a field of its own.
+            # Any client may send this header, so its value has a field of its own.
             forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
         )
         role, token = (caller.role, caller.token_name) if caller else ("", "")

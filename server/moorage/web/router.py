@@ -1,7 +1,8 @@
 """Maps paths to functions, and describes them for `/openapi.json`.
 
 The parameters of an endpoint are `request`, those of its path, and those of the URL's query, which
-have a default and are `str`, `str | None` or `int`. `web.app` makes an application of them.
+have a default and are `str`, `str | None` or `int`. `web.app` makes an application of the
+endpoints.
 """
 
 import inspect
@@ -27,15 +28,15 @@ Guard = Callable[[Request], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEndpoint:
-    """A path, and the function that answers requests for it.
+    """A path, and the function that answers the requests for this path.
 
     Args:
         path: The path of the endpoint; names in braces are parameters.
         handler: The function; its docstring is the description.
         summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
-        tags: Groups of the description that it belongs to.
+        tags: Groups of the description to which the endpoint belongs.
         described: Further parts of the description: `responses`, `requestBody`.
-        guard: Called before the function; raises `ServiceError` unless the caller is let in.
+        guard: Called before the function; raises `ServiceError` if the caller may not pass.
     """
 
     path: str
@@ -93,7 +94,7 @@ class HttpRouter:
     """A list of endpoints; a request gets the first one that matches.
 
     Args:
-        tag: The group of the description that they belong to.
+        tag: The group of the description to which the endpoints belong.
 
     Attributes:
         endpoints: The endpoints that were added so far.
@@ -108,15 +109,15 @@ class HttpRouter:
         return self._adding("GET", path, summary, described)
 
     def post(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Register a function for POST; arguments as for `get`."""
+        """Register a function for POST; the arguments are those of `get`."""
         return self._adding("POST", path, summary, described)
 
     def put(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Register a function for PUT; arguments as for `get`."""
+        """Register a function for PUT; the arguments are those of `get`."""
         return self._adding("PUT", path, summary, described)
 
     def delete(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Register a function for DELETE; arguments as for `get`."""
+        """Register a function for DELETE; the arguments are those of `get`."""
         return self._adding("DELETE", path, summary, described)
 
     def add(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
@@ -130,7 +131,7 @@ class HttpRouter:
 
         Args:
             other: The other router.
-            guard: Called before each of these endpoints, if given.
+            guard: Called before each of the added endpoints, if given.
         """
         if guard is not None:
             self.endpoints += [replace(each, guard=guard) for each in other.endpoints]

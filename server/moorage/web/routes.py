@@ -62,7 +62,7 @@ from moorage.web.schemas import (
 from moorage.web.services import WebServices
 
 ALLOCATION_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of the body of `POST /allocate`: the same limit as for a WebSocket message."""
+"""Maximum bytes of the body of `POST /allocate`: the same as of a WebSocket message."""
 SERVER_ERRORS: Final = 500
 """The lowest HTTP status of errors of the server; lower ones are errors of the request."""
 
@@ -308,7 +308,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
         except ServiceError as error:
             fault = error.status >= SERVER_ERRORS and not error.code.startswith("policy_")
             if error.code is not Code.BUSY and not fault:
-                error.status = 400  # The only status that its clients know (8.2).
+                error.status = 400  # The only status that existing clients know (8.2).
             raise
         return _with_warnings(documents, warnings)
 
@@ -499,7 +499,7 @@ def _refusing(path: str, sentence: str) -> Callable[[], Awaitable[Response]]:
 
 
 def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the quota endpoints; arguments as for `service_routes`."""
+    """Return the router of the quota endpoints; the arguments are those of `service_routes`."""
     router = HttpRouter("quotas")
 
     async def answer_change(
@@ -537,7 +537,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
 
 def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the executor endpoints; arguments as for `service_routes`."""
+    """Return the router of the executor endpoints; the arguments are those of `service_routes`."""
     router = HttpRouter("executors")
     _documents(router, services, bodies)
 

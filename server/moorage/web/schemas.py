@@ -1,8 +1,8 @@
 """The types of HTTP bodies, from which `/openapi.json` is made.
 
-`operation` attaches them to an endpoint. Bodies that only this server defines are decoded as their
-type (`bodies.read_as`). Documents may have further fields, and the part that stores them checks
-them; so their types list the fields that the server reads, and accept all others.
+`operation` attaches a type to an endpoint. Bodies that only this server defines are decoded as
+their type (`bodies.read_as`). Documents may have further fields, and the part that stores them
+checks them; so their types list the fields that the server reads, and accept all others.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Serves HTTP with uvicorn, inside the daemon's event loop.
 
-The daemon starts it after its services, and closes it before them. The daemon itself handles
-signals and logging.
+The daemon starts the server after its services, and closes it before them. The daemon itself
+handles signals and logging.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ from moorage.web.connections import CONNECTIONS_MAX, Connections, HttpConnection
 from moorage.web.services import StandbyServices, WebServices
 
 KEEP_ALIVE_SECONDS: Final = 65
-"""How long an idle connection stays open.
-
-That is longer than clients reuse connections, so that no request meets a closing one."""
+"""Seconds for which an idle connection stays open. Clients reuse connections for less time, so that
+no request meets a closing one."""
 START_SECONDS_MAX: Final = 30.0
 DRAIN_SECONDS: Final = 10
 CLOSE_SECONDS_MAX: Final = 5.0
@@ -47,8 +46,8 @@ class WebServer:
         drain_seconds: How long requests may continue after `close`; then they are answered 503
             `shutting_down`.
         origins: The host names and the pages' origins that are accepted.
-        connections_max: Open connections; beyond it, an idle one is closed.
-        trusts: Returns whether answers may leave; otherwise the answer is `shutting_down`.
+        connections_max: Maximum open connections; beyond it, an idle connection is closed.
+        trusts: Returns whether answers may leave; if not, the answer is `shutting_down`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class WebServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen and serve.
+        """Listen on an address, and serve requests.
 
         Args:
             host: Address or name to bind.
@@ -93,12 +92,12 @@ class WebServer:
         finally:
             ready.cancel()
         if self._serving.done():
-            self._serving.result()  # Raises the reason if it did not start.
+            self._serving.result()  # Raises the reason if the server did not start.
         return bound
 
     @contextlib.asynccontextmanager
     async def serve_itself(self, bearer: str) -> AsyncIterator[str]:
-        """Serve without TLS on loopback, only for the server's own token; yield the URL."""
+        """Serve without TLS on loopback, for the server's own token alone; yield the URL."""
         config = _config(_OnlyFor(self._checks, bearer), self._connections, DRAIN_SECONDS)
         config.load()
         server, listener = _Server(config), await _bind("127.0.0.1", 0)
@@ -110,7 +109,7 @@ class WebServer:
             await serving
 
     def change(self, services: WebServices | StandbyServices) -> None:
-        """Answer later requests with other services."""
+        """Answer requests with other services from now on."""
         self._app.app = create_app(services)
 
     def name_websocket_port(self, port: int) -> None:
@@ -118,13 +117,13 @@ class WebServer:
         self._checks.websocket_port = port
 
     async def close(self) -> None:
-        """Accept no more requests, finish open ones within a time limit, and stop. Idempotent."""
+        """Accept no more requests, finish open ones in limited time, and stop; may be repeated."""
         if self._serving is None:
             return
         self._server.should_exit = True
         await self._serving
         last = set(self._server.server_state.tasks)
-        if last:  # Cancelled by uvicorn after the drain; they answer 503 and end.
+        if last:  # uvicorn cancelled these: they answer 503 and end.
             await asyncio.wait(last, timeout=CLOSE_SECONDS_MAX)
 
 
@@ -160,7 +159,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
 
 
 class _OnlyFor:
-    """Passes on only requests with the given token."""
+    """Passes on requests with the given token, and refuses all others."""
 
     def __init__(self, app: ASGIApp, bearer: str) -> None:
         self._app = app
@@ -204,7 +203,7 @@ class _Drained:
         try:
             await self.app(scope, receive, send_and_watch)
         except asyncio.CancelledError:
-            # uvicorn cancels it at the end of the server, or when the client has left.
+            # uvicorn cancels the request at the end of the server, or when the client has left.
             if not begun:
                 await refuse()
 

@@ -48,7 +48,7 @@ class Publications(Protocol):
 
 
 class AliasChanges(Protocol):
-    """Changes aliases of policies, their canaries and their shadows. All return the alias."""
+    """Changes aliases of policies, with canaries and shadows; each change returns the alias."""
 
     def list(self) -> list[Document]:
         """Return all aliases without their histories."""
@@ -60,7 +60,7 @@ class AliasChanges(Protocol):
         """Make an alias point at a version; with force, even if the version fails as a shadow."""
 
     async def roll_back(self, given: str, who: str) -> Document:
-        """Activate the version that was active before."""
+        """Activate the version that was active before the present one."""
 
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> Document:
         """Send a share of an alias's requests to a candidate."""
@@ -101,7 +101,7 @@ class BlockActions(Protocol):
 
 
 class AuditNotes(Protocol):
-    """The methods of the audit log that endpoints use."""
+    """Adds entries to the audit log, for endpoints."""
 
     def note(self, entry: AuditEntry, /) -> None:
         """Add an entry to the audit log."""
@@ -117,7 +117,7 @@ class AuditNotes(Protocol):
 
 
 class OwnershipChecks(Protocol):
-    """Checks whether a caller may change another tenant's objects; raises `unauthorized` (403)."""
+    """Checks whether a caller may change an object; raises `unauthorized` (403) if not."""
 
     def check_cluster(self, caller: Caller, cluster_id: str, /) -> None:
         """Check that a caller may change or delete a cluster."""
@@ -168,8 +168,8 @@ class Console:
         websocket_port: Returns the port of the WebSocket.
         expel: Closes the WebSockets whose login has ended.
         on_stranger: Called with the address of a login with a wrong token.
-        pending: As in `WebServices`, for `logins`.
-        sign_in: Signs in at an issuer; None: there is none.
+        pending: Given a token, returns an awaitable to wait for before a login, or None.
+        sign_in: Signs browsers in at an issuer; None: no issuer.
         try_policy: Takes the body of a trial in the playground and its caller; returns the outcome.
     """
 
@@ -190,12 +190,12 @@ class StandbyServices:
     """The services behind the HTTP endpoints of a standby.
 
     Args:
-        authenticate: See `WebServices`.
-        pending: See `WebServices`.
-        readiness: See `WebServices`.
+        authenticate: Takes the bearer token, or None; returns the caller, or None for 401.
+        pending: Takes the same; returns an awaitable to wait for before `authenticate`, or None.
+        readiness: Returns whether requests can be served, and the state of each component.
         refusal: Returns the refusal of all other requests.
-        metrics_text: See `WebServices`.
-        audit: See `WebServices`.
+        metrics_text: Returns the server's own metrics in the Prometheus text format.
+        audit: Records changes, refusals and failed logins.
     """
 
     authenticate: Callable[[str | None], Caller | None]
@@ -209,12 +209,12 @@ class StandbyServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReads:
-    """The age of a standby's answers, and the refusal that names the leader.
+    """Gives the age of a standby's answers, and the refusal that names the leader.
 
     Args:
-        refusal: See `StandbyServices`.
-        doubt: Returns why the standby refuses a read; None if it answers.
-        headers: Returns the headers of its answers: revision, time, leader.
+        refusal: Returns the refusal of all requests that the standby does not answer.
+        doubt: Returns why the standby refuses reads; None if it answers them.
+        headers: Returns the headers of the standby's answers: revision, time, leader.
     """
 
     refusal: Callable[[], ServiceError]
@@ -224,7 +224,7 @@ class StandbyReads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebServices:
-    """Everything behind the HTTP endpoints.
+    """The services behind the HTTP endpoints of a server that leads.
 
     Args:
         ownership: Decides who may change clusters, policies and aliases.
@@ -243,7 +243,7 @@ class WebServices:
         authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
         pending: Takes the same; returns an awaitable to wait for before `authenticate`, or None.
-            Its result: whether the token can be judged now.
+            The awaitable's result: whether the token can be judged now.
         sign_in: The answer to `GET /sign-in`: parameters to sign in with OpenID Connect.
         readiness: Returns whether requests can be served, and the state of each component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.

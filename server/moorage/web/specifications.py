@@ -53,7 +53,7 @@ _LINKS: Final = {
 def specification_routes(whole: HttpRouter) -> HttpRouter:
     """Return the router of the specifications' endpoints."""
     router = HttpRouter("about")
-    # They never change, and making them costs as much as a hundred other answers.
+    # The specifications never change, and making them costs as much as a hundred other answers.
     described = cache(lambda: msgspec.json.encode(_openapi(whole)))
     socket = cache(lambda: msgspec.json.encode(specification.asyncapi(version("moorage"))))
     page = cache(lambda: "".join(_page(_openapi(whole))))

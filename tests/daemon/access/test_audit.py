@@ -127,7 +127,7 @@ def test_a_file_of_the_audit_log_without_its_end_hides_no_later_file(
     first, second, _ = write_three_files(tmp_path, monkeypatch)
     first.write_bytes(first.read_bytes().removesuffix(b"\n"))
     second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
-    with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
+    with pytest.raises(ChainError, match=f"{first.name}:1: the line has no newline"):
         verify(tmp_path)
     with pytest.raises(ChainError, match=f"{first.name}:1"):
         list(read_lines(tmp_path))
@@ -170,14 +170,14 @@ def test_a_hash_noted_elsewhere_reveals_a_truncated_or_rewritten_audit_log(
         assert verify(log_folder, noted)[1] == ends[-1]
     with pytest.raises(ChainError, match="entry 2 is not the one that you noted"):
         verify(log_folder, ChainEnd(2, ends[2].hash))
-    with pytest.raises(ChainError, match="it ends at entry 5, before the entry 9 that you noted"):
+    with pytest.raises(ChainError, match="the log ends at entry 5, before the noted entry 9"):
         verify(log_folder, ChainEnd(9, ends[2].hash))
     (path,) = log_files(tmp_path)
     path.rename(path.with_name("00000002.jsonl"))
     path.with_name("00000002.jsonl").write_bytes(
         b"".join(path.with_name("00000002.jsonl").read_bytes().splitlines(keepends=True)[3:])
     )
-    with pytest.raises(ChainError, match="it begins at entry 4, after the entry 2 that you noted"):
+    with pytest.raises(ChainError, match="the log begins at entry 4, after the noted entry 2"):
         verify(log_folder, ends[1])
 
 

@@ -56,7 +56,7 @@ RETRY_SECONDS: Final = 2.0
 PLACES_MAX: Final = 10_000
 """Maximum workloads whose machines are remembered; for older ones, the lease names the machine."""
 _OWN_NEWS: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING})
-"""Phases of a gang that reports of its members cause."""
+"""Phases of a gang that follow from its members' reports; `start` and `stop` report the others."""
 
 log = structlog.get_logger("moored")
 
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class AgentMachine:
-    """A machine with an agent, connected or not.
+    """Sends orders to the agent of one machine, or waits while no agent is connected.
 
     Attributes:
         heard_time: Time of the last message from its agent, in seconds since the epoch.
@@ -84,9 +84,9 @@ class AgentMachine:
         self.revoked = False
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
-        self._latest: AgentLink | None = None  # The last heard one; perhaps not in use.
+        self._latest: AgentLink | None = None  # The link last heard; perhaps not in use.
         self._measured = b"", 0.0
-        self._ending: asyncio.Future[list[None]] | None = None  # Stops those without a lease.
+        self._ending: asyncio.Future[list[None]] | None = None  # Stops workloads without a lease.
         self._is_known = False  # Whether this server has listed its workloads.
         self._change: asyncio.Event | None = None  # None saves memory while no task waits.
 
@@ -142,7 +142,7 @@ class AgentMachine:
         self._latest = link
 
     def connect(self, link: AgentLink, ending: "asyncio.Future[list[None]]") -> None:
-        """Send orders over this connection from now on; start nothing before `ending` is done."""
+        """Send orders over a connection from now on; starts wait for the future `ending`."""
         self._is_known = True
         self._ending = ending
         self.note(_link=link, lost=False, idle=False)
@@ -153,7 +153,7 @@ class AgentMachine:
             self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
-        """Carry out an order; if the machine is away, wait only `CALL_WAIT_SECONDS` for it.
+        """Send an order and return its result; wait `CALL_WAIT_SECONDS` for a machine that is away.
 
         Args:
             order: The order.
@@ -170,7 +170,7 @@ class AgentMachine:
                 return _value(await self._call(link, order), kind)
             except LinkLost:
                 if not again:
-                    reason = "the connection to the machine broke; the order may have been done"
+                    reason = "the machine's connection broke; the order may have been carried out"
                     raise BackendError(reason) from None
 
     async def start(self, order: Order) -> WorkloadReport:
@@ -187,7 +187,7 @@ class AgentMachine:
                 if not (self.gone or self.idle) or not order.resumed:
                     raise
                 return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
-            if self._ending is not None:  # They may use the same devices.
+            if self._ending is not None:  # Ending workloads may use the same devices.
                 await asyncio.wait([self._ending])
             may_run = True
             with suppress(LinkLost):
@@ -245,7 +245,7 @@ class AgentMachine:
             end: Monotonic time at which to give up; None: never.
 
         Raises:
-            BackendError: There is no connection.
+            BackendError: The agent did not connect, or the machine is lost.
         """
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()
@@ -338,7 +338,8 @@ class FleetBackend(CommonBackend):
 
         Raises:
             LinkLost: The connection broke meanwhile.
-            BackendError: The agent did not list its workloads. `TimeoutError`: not in time.
+            BackendError: The agent cannot list its workloads. `TimeoutError`: the list came too
+                late.
         """
         try:
             async with asyncio.timeout(DISCOVER_SECONDS_MAX):
@@ -351,7 +352,7 @@ class FleetBackend(CommonBackend):
         for report in map(wire.cut_to_bounds, found):
             if report.id not in orphans:
                 if machine not in self._machines_of(report.id):
-                    self._places.pop(report.id, None)  # Its lease has moved here.
+                    self._places.pop(report.id, None)  # The workload's lease has moved here.
                 self._remember(report.id, self._machines_of(report.id))
                 self._tell_member(machine, report)
         ending = asyncio.gather(*(self._end(link, each) for each in orphans))
@@ -359,12 +360,12 @@ class FleetBackend(CommonBackend):
         await ending
 
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
-        """Pass an agent's report to the listener, unless the workload is now on another machine."""
+        """Pass an agent's report to the listener, unless another machine has the workload now."""
         if machine in self._machines_of(report.id):
             self._tell_member(machine, wire.cut_to_bounds(report))
 
     def _hear_own(self, report: WorkloadReport) -> None:
-        """Pass on a report of this machine, from any thread; treat a gang's member as a member."""
+        """Pass on a report of this machine, from any thread; join those of a gang's member."""
         gang = self._own_gangs.get(report.id)
         if gang is None:
             self._tell(report)
@@ -504,7 +505,7 @@ class FleetBackend(CommonBackend):
         return join_reports({node: known[node] for node in nodes})
 
     async def _meetings(self, machines: Sequence[Member]) -> list[wire.Meeting]:
-        """Return the address and port of each member, in the order of the machines."""
+        """Return the address and port of each member, in the order of `machines`."""
         agents = [each for each in machines if isinstance(each, AgentMachine)]
         said = await asyncio.gather(*(each.meet() for each in agents))
         meetings = dict(zip(agents, said, strict=True))
@@ -518,7 +519,7 @@ class FleetBackend(CommonBackend):
         ]
 
     def _member(self, place: Place) -> Member | None:
-        """Return the machine of a node: a machine with an agent, or this machine; None: neither."""
+        """Return the machine of a node: this one, or one with an agent; None: neither of them."""
         if place in self._machines:
             return self._machines[place]
         if place[1] not in self._own.support.nodes:
@@ -526,7 +527,7 @@ class FleetBackend(CommonBackend):
         return self._own_machines.setdefault(place, OwnMachine(place, self._own))
 
     def _note_own(self, workload: str, machines: Sequence[Member]) -> OwnMachine | None:
-        """Record that a workload is a gang's member here, if it is; return this machine or None."""
+        """Record that a gang has a member here, if it has; return this machine, else None."""
         own = next((each for each in machines if isinstance(each, OwnMachine)), None)
         if own is not None:
             self._own_gangs[workload] = own, asyncio.get_running_loop()
@@ -615,11 +616,11 @@ class FleetBackend(CommonBackend):
             self._own_gangs.pop(old, None)
 
     def _hosts(self, workload: str) -> tuple[Member, ...]:
-        """Return the machines of a workload, rank 0 first; also if it is this machine alone."""
+        """Return the machines of a workload, rank 0 first."""
         return self._machines_of(workload) or (self._alone,)
 
     def _machines_of(self, workload: str) -> tuple[Member, ...]:
-        """Return the machines of a workload, rank 0 first; (): it is this machine alone."""
+        """Return the machines of a workload, rank 0 first; () if it runs on this machine alone."""
         if workload in self._places:
             return self._places[workload]
         lease = self._lease(workload)
@@ -632,7 +633,7 @@ class FleetBackend(CommonBackend):
 
 
 def _why_not(order: Order, found: Sequence[Member | None]) -> str:
-    """Return why a gang cannot run on these machines; empty: it can."""
+    """Return why a gang cannot run on these machines; empty if the gang can."""
     missing = [s.node_id for s, each in zip(order.placement, found, strict=True) if each is None]
     if missing:
         there = "with agents, and on the server's own"
@@ -653,7 +654,7 @@ async def _look_for_members(order: Order, machines: Sequence[Member]) -> dict[Me
     """Return, by machine, whether it has its member of a gang; wait until all are reachable.
 
     If a machine lacks a member that ran before, the gang has failed; machines that have not
-    answered by then are left out.
+    answered before are left out.
 
     Raises:
         BackendError: A machine is lost.

@@ -42,8 +42,8 @@ class AgentHost:
         folder: Holds the fencing numbers of the last orders.
         on_heard: Called when the server confirms a message, with the time when it was sent, by
             `deadline.now`.
-        address: Address of this machine for members of a gang on others; empty: the address that
-            its connection to the server has.
+        address: Address of this machine for gang members on other machines; empty: the address of
+            the connection to the server.
         measure: Measures the machine, in a thread; None: no metrics are sent.
         epoch: The latest epoch of servers whose orders were accepted here.
     """
@@ -146,8 +146,8 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"the order is from a server with epoch {epoch}, but one with {self._epoch}"
-            raise BackendError(f"{reason} has led since; nothing was done")
+            reason = f"the order of a server with epoch {epoch} was not carried out"
+            raise BackendError(f"{reason}: a server with epoch {self._epoch} has led since")
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
@@ -163,7 +163,7 @@ class AgentHost:
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
             reason = f"the order for {name} with fencing number {order.fencing} is outdated"
-            raise BackendError(f"{reason}: one with {known} came before")
+            raise BackendError(f"{reason}: an order with {known} came before")
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing
@@ -181,7 +181,7 @@ class AgentHost:
     def _note_start(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
         del self._starts[name]
         if not start.cancelled():
-            start.exception()  # Mark as read: there may be no caller left.
+            start.exception()  # Mark as read: no caller may be left.
 
     def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -219,14 +219,14 @@ class AgentHost:
             return None
 
     def _tell(self) -> None:
-        """Send queued news; without a connection, drop them: the server asks once it connects."""
+        """Send queued news, or drop them without a connection: the server asks for states later."""
         if self._socket is None:
             self._news.clear()
         else:
             self._spawn(self._send(self._socket))
 
     async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
-        """Send queued news, then a report, so that news from before a call's end arrive first."""
+        """Send queued news, then a call's report, so that earlier news arrive before it."""
         async with self._sending:
             while self._news:
                 await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))

@@ -49,8 +49,8 @@ class AgentLink:
         heard_at: Monotonic time of the last frame.
         measured: The encoded frame of the last `AgentMetrics`, which takes less memory than the
             object.
-        busy: Devices in use by foreign processes, by that `AgentMetrics`; None: not measured yet.
-        measured_at: Arrival of these metrics, in seconds since the epoch.
+        busy: Devices in use by foreign processes, from the last metrics; None: not measured yet.
+        measured_at: Arrival of the last metrics, in seconds since the epoch.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AgentLink:
 
     @property
     def server_address(self) -> str:
-        """The address of this machine at which the agent reaches it."""
+        """The address at which the agent reaches this machine."""
         return self._socket.own_address
 
     async def run(self) -> None:
@@ -120,11 +120,11 @@ class AgentLink:
     async def call(self, order: AnyOrder) -> msgspec.Raw:
         """Send the agent an order; return its answer.
 
-        When cancelled, it returns after the agent has cancelled the order.
+        A cancelled call ends after the agent has cancelled the order.
 
         Raises:
             LinkLost: The connection broke; the agent may have carried out the order.
-            BackendError: The agent's backend raised it; its other errors are raised, too.
+            BackendError: The agent's backend failed; its other errors are raised, too.
         """
         if self._gone:
             raise LinkLost

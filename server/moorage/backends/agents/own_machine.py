@@ -1,7 +1,7 @@
 """The server's own machine as a member of gangs, beside machines with agents.
 
-`FleetBackend` makes one for each node that stands for this machine. The daemon reads this machine's
-metrics by `OwnLook`, as it gets those of other machines from agents.
+`FleetBackend` makes an `OwnMachine` for each node that stands for this machine. The daemon reads
+this machine's metrics by `OwnLook`, as it gets those of other machines from agents.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,9 @@ class OwnLook:
     """Finds and measures this machine.
 
     Args:
-        place: Returns the inventory's node for this machine; None: not registered.
-        measure: Returns its metrics, and its GPUs that foreign processes use. Blocks.
+        place: Returns the inventory's node for this machine; None if this machine is not
+            registered.
+        measure: Returns this machine's metrics, and the GPUs that foreign processes use. Blocks.
     """
 
     place: Callable[[], tuple[str, str] | None]
@@ -51,7 +52,7 @@ class OwnMachine:
     async def look(
         self, order: wire.BackendOrder | wire.FileOrder, kind: type[T], *, again: bool = True
     ) -> T:
-        """Carry out an order; see `AgentMachine.look`."""
+        """Carry out an order on this machine, and return its result."""
         del kind, again  # A call in this process is never repeated.
         return cast("T", await carry_out(self._backend, order))
 
@@ -80,7 +81,7 @@ async def has_workload(backend: Backend, workload: str) -> bool:
 
 
 def refuse_unreachable(own: str, others: list[str]) -> None:
-    """Refuse a gang if `own` is a loopback address, which on other machines means themselves.
+    """Refuse a gang if `own` is a loopback address: other machines reach only themselves there.
 
     Args:
         own: The address of this machine that agents connect to.

@@ -69,8 +69,9 @@ class AgentFolder(msgspec.Struct, frozen=True):
     def is_copy_of(self, first: "AgentFolder") -> bool:
         """Return whether this folder is a copy of the one that was seen first.
 
-        Only marks that both have are compared. One common hardware address means the same machine.
-        If it has rebooted since, no workload of the first agent is left, so a copy does no harm.
+        Only marks that both folders have are compared. One common hardware address means the same
+        machine. After a reboot of the machine, no workload of the first agent is left, so a copy
+        does no harm.
         """
         other = 0 != self.made_at != first.made_at != 0
         same_start = self.boot and self.boot == first.boot
@@ -125,7 +126,7 @@ class AgentNews(_Frame):
 class AgentMetrics(_Frame):
     """The metrics of the machine; see `backends.local.measurements.Measurement`.
 
-    With `at`, it also counts as a beat.
+    With `at`, the frame also counts as a beat.
     """
 
     groups: dict[str, dict[str, float]]
@@ -135,14 +136,14 @@ class AgentMetrics(_Frame):
 
 
 class AgentDone(_Frame):
-    """The result of a call that was carried out."""
+    """The agent's answer to a call that succeeded, with the result."""
 
     id: int
     value: msgspec.Raw
 
 
 class AgentFailure(_Frame):
-    """The error of a call that failed."""
+    """The agent's answer to a call that failed, with the error."""
 
     id: int
     kind: str
@@ -157,7 +158,7 @@ class AgentFailure(_Frame):
         return cls(call, kind, str(error) or type(error).__name__, attempts)
 
     def error(self, workload: str) -> Exception:
-        """Return the frame's error, about a workload of this name."""
+        """Return the error in the frame, about the given workload."""
         if self.kind == "unknown_attempt":
             return UnknownAttemptError(workload, self.attempts)
         if self.kind == "unknown_workload":
@@ -229,11 +230,11 @@ class _WorkloadOrder(_Frame):
 
 
 class DiscoverOrder(_Frame):
-    """See `Backend.discover`."""
+    """Asks for the machine's workloads, as `Backend.discover` returns them."""
 
 
 class StartOrder(_WorkloadOrder):
-    """See `Backend.start`; all fields except `spec` are as in `Order`."""
+    """Starts a workload by `Backend.start`; all fields except `spec` are as in `Order`."""
 
     spec: JsonObject
     placement: Placement
@@ -253,7 +254,7 @@ class StartOrder(_WorkloadOrder):
         return cls(workload=order.id, spec=document_from_spec(order.spec), **fields)
 
     def order(self, backend: Backend) -> Order:
-        """Return the order.
+        """Return the order for the machine's backend.
 
         Raises:
             UnsupportedSpecError: This release cannot read the spec.
@@ -273,31 +274,31 @@ _COMMON: Final = tuple(
 
 
 class StopOrder(_WorkloadOrder):
-    """See `Backend.stop`."""
+    """Stops a workload by `Backend.stop`."""
 
     stop_seconds_max: float | None
 
 
 class StatusOrder(_WorkloadOrder):
-    """See `Backend.status`."""
+    """Asks for a workload's report by `Backend.status`."""
 
 
 class ProbeOrder(_WorkloadOrder):
-    """See `Backend.probe`."""
+    """Probes a workload by `Backend.probe`."""
 
 
 class ControlOrder(_WorkloadOrder):
-    """See `Backend.control`."""
+    """Changes limits of a workload by `Backend.control`."""
 
     limits: JsonObject
 
 
 class ResetOrder(_WorkloadOrder):
-    """See `Backend.reset`."""
+    """Resets a workload by `Backend.reset`."""
 
 
 class ExecuteOrder(_WorkloadOrder):
-    """See `Backend.execute`."""
+    """Runs a command in a workload by `Backend.execute`."""
 
     command: Sequence[str]
     timeout_seconds: float | None
@@ -307,20 +308,20 @@ class ExecuteOrder(_WorkloadOrder):
 
 
 class LogsOrder(_WorkloadOrder):
-    """See `Backend.logs`."""
+    """Reads output of a workload by `Backend.logs`."""
 
     offset: int
     attempt: int
 
 
 class FilesOrder(_WorkloadOrder):
-    """See `FileSource.files`."""
+    """Lists the files of a run by `FileSource.files`."""
 
     attempt: int
 
 
 class ReadFileOrder(_WorkloadOrder):
-    """See `FileSource.read_file`."""
+    """Reads a piece of a run's file by `FileSource.read_file`."""
 
     path: str
     offset: int
@@ -343,7 +344,7 @@ AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
-    """An order with the number of its report.
+    """An order from the server, with a number that the agent's report repeats.
 
     Args:
         id: Number of the call; its report repeats it.
@@ -389,7 +390,7 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -
 
     Raises:
         msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too
-        deep.
+            deep.
     """
     try:
         return decoder.decode(frame)

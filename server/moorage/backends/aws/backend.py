@@ -101,7 +101,8 @@ class AwsBackend(CommonBackend):
             weakref.WeakValueDictionary()
         )
         self._found: set[str] = set()
-        """Workloads whose instance was found at AWS, perhaps not where a start would launch it."""
+        """Workloads whose instance was found at AWS, perhaps in another region than a start would
+        use."""
         self._pool: ThreadPoolExecutor | None = None
         self._made: Instances | None = None
         self._watching: InstanceWatch | None = None
@@ -236,7 +237,7 @@ class AwsBackend(CommonBackend):
         while True:
             seen.append(instance)
             if instance.over:
-                if instance.ready:  # It was ready once, and has ended since.
+                if instance.ready:  # The instance was ready once, and has ended since.
                     return instance.as_workload()
                 raise BackendError(instance.as_workload().detail)
             if instance.state == "running" and await self._is_ready(instance, spec):
@@ -263,7 +264,7 @@ class AwsBackend(CommonBackend):
             raise
 
     def _look(self, instance: Ec2Instance) -> Ec2Instance:
-        """Return the instance's present state; the given one if AWS does not answer in time."""
+        """Return the instance's present state; the given state if AWS does not answer in time."""
         try:
             seen = self._instances().look(instance)
         except AwsError as error:
@@ -275,7 +276,7 @@ class AwsBackend(CommonBackend):
         return seen
 
     def _mark(self, instance: Ec2Instance) -> Ec2Instance:
-        with contextlib.suppress(AwsError):  # Without it, a restarted daemon probes again.
+        with contextlib.suppress(AwsError):  # Without the tag, a restarted daemon probes again.
             self._instances().mark_ready(instance)
         return replace(instance, ready=True)
 
@@ -424,7 +425,7 @@ class AwsBackend(CommonBackend):
             raise
 
     def _name(self, workload: str) -> threading.Lock:
-        """Return the lock of a workload; only its holder looks up, launches or ends it."""
+        """Return the lock of a workload, to hold while its instance is found, launched or ended."""
         with self._lock:
             return self._names.setdefault(workload, threading.Lock())
 

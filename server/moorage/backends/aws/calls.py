@@ -33,14 +33,14 @@ seconds."""
 TRIES_MAX: Final = 4
 """Maximum tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
-"""The region whose endpoint serves the price list of all regions."""
+"""The AWS region whose endpoint serves the price list of all regions."""
 
 
 class Meaning(StrEnum):
     """The meaning of a failed launch for the next try."""
 
     NO_CAPACITY = "no_capacity"
-    """This zone lacks capacity now: the next zone may have some."""
+    """This zone lacks capacity now: the next zone may have capacity."""
     QUOTA = "quota"
     """The account's quota is used up here: another market or type may succeed."""
     AGAIN = "again"
@@ -106,7 +106,7 @@ class AwsError(BackendError):
 
     @property
     def meaning(self) -> Meaning:
-        """What the error says about a further attempt."""
+        """The meaning of the error for a further attempt."""
         return _MEANINGS.get(self.code, Meaning.NEVER)
 
 
@@ -147,7 +147,7 @@ class AwsCalls:
         """Make one call of EC2; boto3 repeats it if the error may pass.
 
         Raises:
-            AwsError: AWS refused.
+            AwsError: AWS refused the call.
             UnreachableError: AWS did not answer.
         """
         return self._call(name, region, TRIES_MAX, arguments)
@@ -163,7 +163,7 @@ class AwsCalls:
         """Make one call of Systems Manager, which runs commands on instances.
 
         Raises:
-            AwsError: AWS refused.
+            AwsError: AWS refused the call.
             UnreachableError: AWS did not answer.
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
@@ -171,7 +171,7 @@ class AwsCalls:
     def pages(
         self, name: str, region: str, service: str = "ec2", **arguments: JsonValue
     ) -> Iterator[JsonObject]:
-        """Yield the pages of a call whose answer has several."""
+        """Yield the pages of an answer of AWS."""
         try:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)

@@ -31,12 +31,12 @@ _PRICE_FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
-    """One type of machine.
+    """One instance type of EC2, with its size and price.
 
     Args:
         name: E.g. `g5.xlarge`.
         gpus: Number of GPUs.
-        gpu_model: E.g. `A100`; empty if it has none.
+        gpu_model: E.g. `A100`; empty if the type has no GPU.
         gpu_memory_mib: Memory of each GPU, in MiB.
         usd_per_hour: Price on demand; None: unknown.
     """
@@ -50,14 +50,14 @@ class InstanceType:
     usd_per_hour: float | None = None
 
     def is_model(self, wanted: str) -> bool:
-        """Return whether its GPUs are of a model: `A100`, or `A100-80GB` with the memory."""
+        """Return whether the type's GPUs are of a model: `A100`, or `A100-80GB` with the memory."""
         names = {self.gpu_model, f"{self.gpu_model}-{round(self.gpu_memory_mib / 1024)}GB"}
         return wanted.casefold() in {name.casefold() for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The types of a region, all of them x86.
+    """The instance types of a region with their prices, all of them x86.
 
     Args:
         region: The region of the prices.
@@ -99,7 +99,7 @@ class Catalogue:
         return sorted(fit, key=_cost)
 
     def of(self, region: str) -> "Catalogue":
-        """Return the catalogue for a region, without prices if they are of another region."""
+        """Return the catalogue for a region, without prices if its prices are of another region."""
         if region == self.region:
             return self
         return replace(self, types=tuple(replace(each, usd_per_hour=None) for each in self.types))
@@ -111,7 +111,7 @@ def _cost(each: InstanceType) -> tuple[bool, float, int, int, str]:
 
 
 def load(folder: Path, region: str) -> Catalogue:
-    """Return the catalogue of a region: the one that `refresh` wrote, else the shipped one.
+    """Return the catalogue of a region: the list that `refresh` wrote, else the shipped list.
 
     The shipped catalogue keeps its prices, so types are ordered by price in any region;
     `Catalogue.of` removes them where an actual price is needed.

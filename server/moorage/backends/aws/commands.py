@@ -57,7 +57,7 @@ def run(
     timeout_seconds: float | None,
     given_up: threading.Event,
 ) -> CommandExecution:
-    """Run a script on an instance, to its end. Blocks.
+    """Run a script on an instance, and return its outcome after its end. Blocks.
 
     Raises:
         UnsupportedSpecError: SSM does not manage the instance.
@@ -98,7 +98,7 @@ def run(
 
 
 def _read_status(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str, int, str] | None:
-    """Return a command's status at AWS, its exit code and output; None: it still runs."""
+    """Return a command's status at AWS, its exit code and output; None: the command still runs."""
     try:
         seen = calls.manage(
             "get_command_invocation", instance.region, CommandId=name, InstanceId=instance.id

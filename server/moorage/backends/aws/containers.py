@@ -1,4 +1,4 @@
-"""A container as an instance that runs it: cloud-init installs Docker, and starts it. No I/O."""
+"""Makes specs of instances that run a container: cloud-init installs and starts Docker. No I/O."""
 
 import dataclasses
 import shlex

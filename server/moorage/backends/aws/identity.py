@@ -1,4 +1,4 @@
-"""`Identity`: the server's id in tags of instances, and the regions in which it may have some."""
+"""`Identity`: the server's id in tags of instances, and the regions that may have instances."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _REGION: Final = "aws region "
 
 
 class Identity:
-    """A folder that outlives the daemon; after a restart, the daemon uses it again.
+    """The server's id and its regions, in a folder that outlives the daemon.
 
     Args:
         folder: Created at the first write.

@@ -28,7 +28,7 @@ CONTAINER: Final = "moorage:container"
 STOPPED: Final = "moorage:stopped"
 """Tag: this server stopped the instance, and does not report its end."""
 CONSISTENCY_SECONDS: Final = 60.0
-"""Longest time in seconds until AWS shows a launched instance; usually a second or two."""
+"""Longest seconds until AWS shows a launched instance; usually one or two pass."""
 _WILD: Final = re.compile(r"([*?\\])")
 _OVER: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 
@@ -40,7 +40,7 @@ class Ec2Instance:
     Args:
         id: The instance's id at AWS.
         type: E.g. `g5.xlarge`.
-        state: One of AWS's: pending, running, shutting-down, terminated, stopping, stopped.
+        state: AWS's state: pending, running, shutting-down, terminated, stopping or stopped.
         spot: Whether it was rented on the spot market.
         launched: Launch time, by AWS's clock.
         reason: AWS's code for the reason of its end.
@@ -48,7 +48,7 @@ class Ec2Instance:
         address: The public address; the private one if there is no public one.
         ready: Whether it was ready once.
         stopped: Whether this server stopped it.
-        container: Whether the order is for a container on it.
+        container: Whether the order is for a container on the instance.
     """
 
     id: str
@@ -147,8 +147,8 @@ class Instances:
     def current(self, region: str, workload: str) -> Ec2Instance | None:
         """Return a workload's instance: the running one, else the last one that ended, else None.
 
-        Two instances may run if AWS showed the first one too late. Then the instance that was ready
-        stays, else the earliest instance, and the others are ended.
+        Two instances may run if AWS showed the first instance too late. The instance that was ready
+        stays, else the earliest one, and the others are ended.
         """
         found = [each for each in self.all(region, workload) if not each.stopped]
         alive = [each for each in found if not each.over]

@@ -17,16 +17,16 @@ from moorage.backends.base import BackendError, Order
 from moorage.records.json_values import JsonObject
 
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses in seconds before retries of a launch that AWS throttled or did not answer."""
+"""Pauses in seconds before retries of a launch that AWS throttled or left unanswered."""
 ROUNDS_MAX: Final = 20
-"""Maximum launches of one name per call that may return an ended instance."""
+"""Maximum launches for one workload in a call: AWS may answer with an ended instance."""
 SHOWN_MAX: Final = 8
 """Maximum refusals that the reason of a failed start lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The tries of a launch.
+    """The order, and the offers and zones to try for it.
 
     Args:
         zones: The zones to try, in order; empty: all that AWS lists.
@@ -108,7 +108,7 @@ def _one(
     """Launch an instance in one zone.
 
     AWS remembers client tokens longer than it lists ended instances. So the answer may be an
-    instance that has ended since; then the number of the next turn gives a new token.
+    instance that has ended meanwhile; in this case, the number of the next turn gives a new token.
     """
     for each in range(turn, turn + ROUNDS_MAX):
         parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)

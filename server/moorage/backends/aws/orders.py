@@ -1,9 +1,9 @@
-"""Regions, zones, types and image for an order. Makes no call to AWS.
+"""Finds regions, zones, types and image for an order. Makes no call to AWS.
 
 The spec's own fields come first. The leased node supplies missing ones: its labels name the
-instance type, region, zone and market. Without a type there, the cheapest type with the lease's
-resources is taken. So a cluster document can describe capacity at AWS that is rented only when a
-lease starts a workload there.
+instance type, region, zone and market. If the node names no type, the cheapest type with the
+lease's resources is taken. So a cluster document can describe capacity at AWS that is rented only
+when a lease starts a workload there.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Offer:
     Args:
         type: Name of the instance type.
         spot: Whether to rent it on the spot market; False: on demand.
-        known: The type's entry in the catalogue; None: it has none.
+        known: The type's entry in the catalogue; None: no entry.
     """
 
     type: str
@@ -117,7 +117,7 @@ def offers(
     """Return the offers to try, in order: the spot market first if the spec wants it.
 
     Raises:
-        BackendError: No type has the wanted resources, or none has them at that price.
+        BackendError: No type has the wanted resources at a price up to the spec's maximum.
     """
     priced = catalogue.of(region)
     types = _types(spec, share, node, catalogue)
@@ -140,7 +140,7 @@ def offers(
 
 
 def _costs(offer: Offer) -> float:
-    """Return the price on demand; an unknown one counts as infinite."""
+    """Return the price on demand; an unknown price counts as infinite."""
     price = offer.known.usd_per_hour if offer.known else None
     return float("inf") if price is None else price
 
@@ -223,7 +223,7 @@ def request(
         "ImageId": image,
         "ClientToken": hashlib.sha256(token.encode()).hexdigest(),
         "Placement": {"AvailabilityZone": zone},
-        # An instance that shuts itself down is deleted, so it costs nothing more.
+        # An instance that shuts itself down is deleted, so that it costs nothing more.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpTokens": "required"},
         "TagSpecifications": [

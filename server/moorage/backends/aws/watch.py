@@ -11,7 +11,7 @@ from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
 from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
 
 UNWANTED_SECONDS: Final = 3600.0
-"""Seconds to look for an instance that a failed start may have left."""
+"""Seconds for which a failed start's remaining instance is looked for at AWS."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Followed:
 
 
 class InstanceWatch:
-    """Runs one thread, from the first workload that it follows until `close`.
+    """Reports ended instances, from a thread that runs from the first `follow` until `close`.
 
     Args:
         look: Returns all instances of the server, or raises `BackendError`.
@@ -58,12 +58,12 @@ class InstanceWatch:
             self._begin()
 
     def forget(self, workload: str) -> None:
-        """Stop reporting this workload, which is being stopped."""
+        """Report nothing more about a workload, since it is being stopped."""
         with self._lock:
             self._followed.pop(workload, None)
 
     def terminate_soon(self, workload: str) -> None:
-        """Terminate this workload's instance as soon as AWS shows it and allows that."""
+        """Terminate this workload's instance as soon as AWS shows it and allows its end."""
         with self._lock:
             self._unwanted[workload] = time.monotonic()
             self._begin()

@@ -96,7 +96,7 @@ class KubernetesBackend(CommonBackend):
         return seen if seen is not None and seen.phase is Phase.READY else None
 
     async def reset(self, workload: str) -> JsonValue:
-        """Refuse: only a new container undoes a user's changes; see `Backend.reset`."""
+        """Refuse a reset: only a new container undoes a user's changes."""
         await self.status(workload)
         raise UnsupportedSpecError("a pod cannot be reset; end it and start another")
 

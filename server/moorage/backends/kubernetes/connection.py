@@ -220,7 +220,7 @@ class ClusterConnection:
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
-        """Log in again, only once for all calls that were refused with the same login."""
+        """Log in again, once for all calls that were refused with the same login."""
         async with self._logging_in:
             if self._logins != logins:
                 return  # Another call has logged in meanwhile.
@@ -229,7 +229,8 @@ class ClusterConnection:
             self._logins += 1
             if _certificates(self._configuration) == before:
                 return
-            # A client reads certificates once. Replace it; calls on the former one may still end.
+            # A client reads certificates only once, so replace the client; calls on the former
+            # client may still end.
             if self._earlier is not None:
                 await self._earlier.close()  # type: ignore[no-untyped-call]  # The library's.
             self._earlier, self._api = self._api, _open_client(self._configuration)
@@ -272,7 +273,7 @@ def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
 
 
 def _check_there(kubeconfig: Path | None) -> None:
-    """Raise an error for a missing kubeconfig, about which the library would write to stderr."""
+    """Raise an error if the kubeconfig is missing: the library would write to stderr."""
     files = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
     paths = map(os.path.expanduser, files)  # No error without a home folder.
     if not any(Path(each).is_file() for each in paths):

@@ -33,7 +33,7 @@ def drifts(
     Args:
         leases: All leases that hold capacity, also in other clusters.
         cluster_id: The cluster.
-        machines: The present documents of its nodes, by id, with the use by others.
+        machines: The present documents of the cluster's nodes, by id, with the use by others.
     """
     found: list[Drift] = []
     for lease in leases:

@@ -24,7 +24,7 @@ class EventLoopThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Coroutine[object, object, _T]) -> _T:
-        """Run `work` to its end; if the caller is cancelled, cancel `work` and await its end."""
+        """Run `work` to its end; if the caller is cancelled, cancel `work` and wait for its end."""
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[_T]] = []
         loop = self._running()

@@ -1,6 +1,6 @@
 """Follows a cluster for a registry: reports its free capacity, or why that is unknown.
 
-The daemon and `moorage fleet import kubernetes` use it to keep a registry up to date. A cluster
+The daemon and `moorage fleet import kubernetes` use this module to update a registry. A cluster
 counts as stale if its API server does not answer, or if a watch has been broken for a while.
 """
 
@@ -21,13 +21,13 @@ from moorage.protocol.registry import Document
 LOOK_SECONDS: Final = 2.0
 """Seconds between two checks that the API server answers; changes arrive at once."""
 ANSWER_SECONDS_MAX: Final = 5.0
-"""Longest wait for the API server's version; a slower server counts as not answering."""
+"""Longest wait for the API server's version; a slower API server counts as unreachable."""
 STALE_SECONDS: Final = 10.0
 """After an interruption of this length, the objects that a watch has read count as outdated."""
 SHARE_MAX: Final = 0.05
 """Largest share of time for making documents; so large clusters are reported less often."""
 NODES_AT_ONCE: Final = 200
-"""Node documents made in one step, before other tasks of the event loop run."""
+"""Maximum node documents made in one step, before other tasks of the event loop run."""
 PAUSE_SECONDS: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 30.0
 
@@ -57,7 +57,7 @@ class ClusterView:
     Args:
         document: Document of the free capacity, for a registry; None: unchanged.
         machines: Documents of its nodes, by id; None: never read.
-        stale: The reason why these may be out of date; empty: they are current.
+        stale: The reason why the documents may be outdated; empty: they are current.
     """
 
     document: Document | None = None
@@ -70,7 +70,7 @@ class ClusterFollower:
 
     Args:
         server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
-        leased: Returns the ids of devices that leases hold there, by node.
+        leased: Returns the ids of the cluster's devices that leases hold, by node.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class ClusterFollower:
             return ClusterView(None, self._machines, stale)
         self._remade = inventory.remade
         self._machines = inventory.machines()
-        # For thousands of nodes this takes long, and would block the event loop.
+        # Making documents for thousands of nodes takes long, and would block the event loop.
         document = await asyncio.to_thread(self._changed_document, [*self._machines.values()])
         return ClusterView(document, self._machines, stale)
 
     def _changed_document(self, machines: list[Document]) -> Document | None:
-        """Return the cluster document for these nodes; None if it is the same as the last one."""
+        """Return the cluster document for these nodes; None if the document has not changed."""
         document = free_capacity_document(whole_document(self._source.cluster_id, machines))
         if document == self._last:
             return None
@@ -164,7 +164,7 @@ class ClusterFollower:
 
 
 def _why_outdated(inventory: ClusterInventory, seconds: float) -> str:
-    """Return the reason why the inventory may be outdated; empty if it is not."""
+    """Return the reason why the inventory may be outdated; empty if the inventory is current."""
     health = inventory.health()
     broken = "; ".join(
         f"{each.kind}: {each.error}"

@@ -73,7 +73,7 @@ class WatchHealth:
 
     Args:
         kind: The kind of object, e.g. `pods`.
-        error: Why the kind cannot be read now; empty: it can.
+        error: Why the objects cannot be read now; empty: no error.
         silent_seconds: Seconds since the last message of the API server about this kind.
         lists: Number of complete lists so far.
     """
@@ -91,7 +91,7 @@ class ClusterInventory:
         connection: Connection to the cluster; it stays open when the inventory is closed.
         cluster_id: Id of the cluster's document.
         server: Value of the label `records.SERVER_LABEL` on this server's pods and claims; empty:
-            there are none.
+            this server makes none.
 
     Attributes:
         version: Grows with each change of an object.

@@ -19,7 +19,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def _read_clusters(value: object) -> dict[str, str]:
-    """Return the kubeconfig context of each cluster by id; the default id is the context."""
+    """Return the kubeconfig context of each cluster id; a context without an id is also the id."""
     if isinstance(value, Mapping):
         pairs = [(name, context) for name, context in value.items()]
     else:
@@ -80,7 +80,7 @@ class KubernetesSettings:
 
 
 class KubernetesKind(BackendKind[KubernetesSettings]):
-    """The kind `kubernetes`: starts pods in the clusters that it follows."""
+    """Starts pods in Kubernetes clusters, and follows the capacity of these clusters."""
 
     name = "kubernetes"
     about = "`kubernetes` starts pods in `kubernetes_clusters`."
@@ -109,7 +109,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open a backend on the cluster of `KUBECONFIG`, or on the one that this pod runs in."""
+        """Open a backend on the cluster of `KUBECONFIG`, or on the cluster of this pod."""
         from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 

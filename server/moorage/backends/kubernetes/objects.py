@@ -11,7 +11,7 @@ Labels = dict[str, str]
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """The base of all objects here; absent fields get their default."""
+    """The base of all objects of this module; absent fields get their default."""
 
 
 class ApiMeta(_Read, frozen=True, rename="camel"):

@@ -1,7 +1,8 @@
 """Makes records of a cluster's nodes, pods, claims and published devices from API objects.
 
-`inventory` makes them from the bytes that the API server sends, and stores them; `documents`
-builds the cluster document from them. A function returns None if the object does not count. No I/O.
+`inventory` calls this module with the bytes that the API server sends, and stores the records;
+`documents` builds the cluster document from the records. A function returns None if the object does
+not matter. No I/O.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,8 +31,8 @@ GPUS_ANNOTATION: Final = "moorage.dev/gpus"
 MODEL_ATTRIBUTES: Final = ("productName", "model", "gpuModel")
 LINK_ATTRIBUTES: Final = ("linkGroup", "nvlinkGroup", "nvlinkDomain", "cliqueId")
 NUMA_ATTRIBUTES: Final = ("numaNode", "numa")
-"""Names that drivers use for the NUMA node of a device; the first one present counts. A prefix with
-a slash, as in `resource.kubernetes.io/numaNode`, does not matter."""
+"""Names that drivers use for the NUMA node of a device; the first attribute present counts. A
+prefix with a slash, as in `resource.kubernetes.io/numaNode`, does not matter."""
 
 DeviceName = tuple[str, str, str]
 """Driver, pool, and name of the device within the pool."""
@@ -40,7 +41,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node: its document, with all devices that it only counts."""
+    """A node: its document, including devices that are only counted, without names."""
 
     document: Document
     replicas: int = 1

@@ -1,7 +1,7 @@
 """Keeps the documents of the configured clusters up to date, and reports drift from leases.
 
 `kind` runs it if the setting `kubernetes_clusters` names clusters. An unreachable cluster stays
-registered, with the reason in `unavailable`: its leases stand, and it gets no new ones.
+registered, with the reason in `unavailable`: its leases continue, and it gets no new leases.
 """
 
 from collections import Counter
@@ -84,7 +84,7 @@ class FollowedClusters:
         cluster_id = source.cluster_id
         follower = ClusterFollower(source, server, lambda: self._leased_devices(cluster_id))
         async for view in follower.views():
-            # A refused document is written again with the next view.
+            # A document that the registry refused is written again with the next view.
             document = view.document or self._unregistered.pop(cluster_id, None)
             try:
                 await self._register(cluster_id, document, view.stale)
@@ -107,7 +107,7 @@ class FollowedClusters:
         if document is not None:
             await self._put(cluster_id, document | {"unavailable": stale})
         elif self._registered.get(cluster_id) != bool(stale):
-            # Its nodes stay unchanged.
+            # The nodes in the cluster's document stay unchanged.
             await self._put(cluster_id, {"id": cluster_id, "unavailable": stale})
         self._registered[cluster_id] = bool(stale)
         self._note(cluster_id, stale)

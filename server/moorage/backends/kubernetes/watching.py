@@ -21,13 +21,13 @@ from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiP
 
 PAGE_OBJECTS: Final = 500
 WATCH_SECONDS: Final = 20
-"""The API server ends a watch after this time, or up to 50 % later; then it is resumed.
+"""Seconds after which (or up to 50 % later) the API server ends a watch, which is then resumed.
 
 Just before, the API server sends the last version. A watch that is silent for longer hangs, e.g.
 behind a network that dropped its connection.
 """
 STEADY_SECONDS: Final = 5.0
-"""A watch that lasted longer than this does not count as failed."""
+"""Seconds after which a watch that ends does not count as failed."""
 WATCH_SILENCE_SECONDS_MAX: Final = 45.0
 """Longest time without data on a watch; after that, the watch is aborted and resumed."""
 PAUSE_SECONDS: Final = 0.1
@@ -68,13 +68,13 @@ class ObjectWatcher(Generic[R]):
 
     Args:
         changed: Called at each change with the record's key, its former value, and its new value;
-            None: no record.
+            None: the record does not exist.
 
     Attributes:
         records: The objects' records, by `namespace/name`.
         listed: Set once all objects have been read.
         lists: Number of complete lists so far.
-        error: Why the objects cannot be read now; None: they can.
+        error: Why the objects cannot be read now; None: no error.
         heard_at: Time of the API server's last message, by `time.monotonic`.
     """
 

@@ -43,7 +43,7 @@ log = structlog.get_logger("moored")
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Convert operating system errors about one workload into `BackendError`."""
+    """Convert the operating system's errors about a workload into `BackendError`."""
     try:
         yield
     except (BackendError, TimeoutError):
@@ -54,7 +54,7 @@ def _plain() -> Iterator[None]:
 
 @functools.cache
 def confinement_of(hidden: Path) -> Confinement:
-    """Return the method that hides a folder from workloads; a process has tested it."""
+    """Return a method that hides a folder from workloads, after a process has tested the method."""
     return find(os.fspath(hidden))
 
 
@@ -64,9 +64,9 @@ class LocalBackend(CommonBackend):
     Args:
         root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
         nodes: Ids of nodes that stand for this machine; empty: all.
-        gpus: Ids of GPUs for workloads without a lease.
+        gpus: Ids of the GPUs that workloads without a lease may use.
         outlive: Whether workloads continue when this process ends.
-        hidden: A folder that workloads may not read, except each its own folder inside.
+        hidden: A folder that workloads may not read; each may read its own folder inside.
     """
 
     name: Final = "local"
@@ -214,5 +214,5 @@ class LocalBackend(CommonBackend):
         await asyncio.to_thread(self._containers.close)
 
     def _part(self, workload: str) -> LocalWorkloads:
-        """Return the part that runs a workload: the one for containers or that for processes."""
+        """Return the part that runs a workload: `Containers` or `Processes`."""
         return self._containers if self._containers.has(workload) else self._processes

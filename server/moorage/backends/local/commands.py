@@ -17,7 +17,7 @@ from moorage.backends.local import marks
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
 """Maximum bytes of a command's output that are stored; the rest is dropped."""
 OUTPUT_SECONDS: Final = 0.5
-"""Seconds to read on after the command has ended, as its child processes may keep the pipe open."""
+"""Seconds to read on after the command's end: its child processes may keep the pipe open."""
 _CHUNK_BYTES: Final = 65_536
 
 
@@ -31,7 +31,7 @@ async def run(
     membership: int | None = None,
     confine: Callable[[], None] | None = None,
 ) -> CommandExecution:
-    """Run a command to its end. Its background processes keep running.
+    """Run a command to its end, and return its outcome. Its background processes keep running.
 
     Args:
         command: The program and its arguments.

@@ -1,10 +1,10 @@
 """Hides the daemon's data folder from workloads, which run as the same user as the daemon.
 
-The supervisor calls `confine` in the child process that becomes a workload, the daemon in the child
-that becomes a command beside it. A `Confinement` has the method, which `find` has tested. The
-supervisor may use only the standard library, so this module does, too.
+The supervisor calls `confine` in the child process that becomes a workload. The daemon calls it in
+the child that becomes a command beside a workload. A `Confinement` has the method, which `find` has
+tested. The supervisor may use only the standard library, so this module does, too.
 
-Landlock can only allow paths, not forbid them. So there are two methods:
+Landlock can only allow paths, not forbid them, so this module has two methods:
 
 - `mounts`, as root: an empty folder is mounted over the data folder, for the workload alone. The
   workload cannot mount or unmount anything, so it cannot undo this.
@@ -34,7 +34,7 @@ SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
 """Landlock rights that apply to plain files: execute, write, read, truncate, device control."""
 LIST = 1 << 3
-"""Landlock's right to list a folder. Not restricted: programs list parents of the data folder."""
+"""Landlock's right to list a folder. It is not restricted: programs list such parents."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -58,7 +58,7 @@ class Confinement:
     Args:
         hidden: The folder, without links in its path.
         way: `mounts` or `siblings`; empty if nothing is hidden.
-        detail: A sentence about the method, or the reason why there is none.
+        detail: A sentence about the method, or the reason why no method works.
     """
 
     def __init__(self, hidden: str = "", way: str = "", detail: str = "") -> None:
@@ -77,7 +77,7 @@ class Confinement:
 
 
 def find(hidden: str) -> Confinement:
-    """Return a method that hides a folder from workloads; it was tested with a process."""
+    """Return a method that hides a folder from workloads, after a process has tested the method."""
     import subprocess  # noqa: PLC0415  # Slow to load, and supervisors never need it.
 
     hidden = os.path.realpath(hidden)
@@ -175,7 +175,7 @@ def _beside(hidden: str, work: str) -> "list[str]":
 
 
 def _allow(ruleset: int, place: str, rights: int) -> None:
-    """Allow all rights at a path. Skip missing paths and links; a link's target is not skipped."""
+    """Allow all rights at a path. Skip missing paths and links, but not a link's target."""
     try:
         opened = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

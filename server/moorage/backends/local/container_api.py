@@ -38,7 +38,8 @@ _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
-"""Events that mean that a container may have ended; one that is removed at once may lack `die`."""
+"""Events that mean that a container may have ended; a container that is removed at once may lack
+`die`."""
 
 
 CONNECT_SECONDS_MAX: Final = 0.5
@@ -54,7 +55,7 @@ class Seen:
         exit_code: Exit code once it has ended; above 128: 128 plus a signal's number.
         out_of_memory: Whether it was killed because it exceeded its memory limit.
         bounded: Whether it has a memory limit.
-        error: The engine's message why it could not be started.
+        error: The engine's message why the container could not be started.
         ports: Port in the container -> port of the host.
     """
 
@@ -77,21 +78,21 @@ class Seen:
 
 
 class ContainerApi:
-    """A connection to the container engine of this machine.
+    """Calls the container engine of this machine over one connection.
 
     Raises:
         BackendError: No container engine answers at the socket.
     """
 
     def __init__(self, place: Path) -> None:
-        # Imported at the first use: it is an optional extra.
+        # The Docker SDK is imported here, since it is an optional extra.
         self._docker: ModuleType = importlib.import_module("docker")
         self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
             known = {"base_url": f"unix://{place}", "timeout": ANSWER_SECONDS_MAX}
             any_version = self._docker.constants.DEFAULT_DOCKER_API_VERSION
-            # Not `/version`: for that, Podman slowly looks up the packages of its helper programs.
+            # `/version` would be slow: Podman looks up the packages of its helper programs for it.
             with contextlib.closing(self._docker.APIClient(version=any_version, **known)) as asking:
                 answer = asking.get(f"{asking.base_url}/_ping", timeout=ANSWER_SECONDS_MAX)
             answer.raise_for_status()
@@ -200,7 +201,7 @@ class ContainerApi:
         )
 
     def _only_a_shell(self, plan: ContainerPlan) -> bool:
-        """Return whether the container runs only a shell, which ignores SIGTERM."""
+        """Return whether a container runs only a shell, which ignores SIGTERM."""
         own = self._api.inspect_image(plan.image).get("Config") or {}
         command = own.get("Cmd") if plan.command is None else plan.command
         return is_shell([*(own.get("Entrypoint") or ()), *(command or ())])
@@ -238,7 +239,7 @@ class ContainerApi:
         )
 
     def start(self, name: str) -> None:
-        """Start a container that was created before. A second time does nothing."""
+        """Start a created container. A second call does nothing."""
         with self._errors("start the container"):
             self._api.start(name)
 
@@ -284,12 +285,12 @@ class ContainerApi:
         """Kill a container if it runs, and remove all that is left of it.
 
         Raises:
-            BackendError: The container is still there.
+            BackendError: The container still exists.
         """
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         pause = 0.05
         while True:
-            # Kill it first: Podman's removal would wait for its stop time.
+            # Kill the container first: Podman's removal would wait for its stop time.
             with contextlib.suppress(BackendError), self._errors("kill the container"):
                 self._api.kill(name)
             try:
@@ -481,7 +482,7 @@ def find_socket() -> Path:
     Tries only `DOCKER_HOST` if it is set; else Docker's and Podman's usual places.
 
     Raises:
-        UnsupportedSpecError: There is no such socket, or the Docker SDK is not installed.
+        UnsupportedSpecError: No socket accepts connections, or the Docker SDK is not installed.
     """
     if importlib.util.find_spec("docker") is None:
         reason = f"containers need the Docker SDK: {install_command('containers')}"

@@ -80,7 +80,7 @@ def plan(
     if size is None and share is not None and share.memory_mib:
         size = share.memory_mib << 20
     # The container sees only its own devices, numbered from 0, so a list of host ids would be
-    # wrong. And an engine that assigns devices by this variable must not add others.
+    # wrong; and an engine that assigns devices by this variable must not add any.
     gpus = {**NO_DEVICES}
     gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}
     order_of_gpus = DEVICE_ORDER if _gpus(order, spec, grant) else {}

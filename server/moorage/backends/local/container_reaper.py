@@ -5,8 +5,8 @@ library's containers must end with that process. Its arguments are the container
 label and its value, and the process's pid. The program uses only the standard library, so that it
 starts fast.
 
-Beside an agent, it outlives the agent, and kills containers while there is no contact to the
-server. An agent passes the path of `heard.json` (see `deadline`) instead of a pid.
+Beside an agent, the program outlives the agent, and kills containers while the server is silent. An
+agent passes the path of `heard.json` (see `deadline`) instead of a pid.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import urllib.parse
 from pathlib import Path
 
 QUIET_SECONDS = 5.0
-"""Seconds to watch for further containers, as a request of the ended daemon may be under way."""
+"""Seconds to watch for further containers: a request of the ended daemon may be under way."""
 REAP_SECONDS_MAX = 120.0
 """Longest time for the whole removal; after that, remaining containers are left alone."""
 PAUSE_SECONDS = 0.5
@@ -75,7 +75,7 @@ def reap(place: str, label: str, value: str) -> None:
 def guard(place: str, label: str, value: str, contact_file: str) -> None:
     """Kill the labelled containers while the server is silent; return when the file is removed.
 
-    If another such program runs already, this one returns.
+    If another reaper with this file runs already, return at once.
     """
     lock = os.open(f"{contact_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -107,7 +107,7 @@ def main(place: str, label: str, value: str, owner: int) -> None:
     """Wait until the owner process has ended; then remove its containers."""
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(owner)
-        if os.getppid() == owner:  # Else it has ended, and the pid may be reused.
+        if os.getppid() == owner:  # Else the owner has ended, and the pid may be reused.
             poll = select.poll()
             poll.register(ended, select.POLLIN)
             poll.poll()

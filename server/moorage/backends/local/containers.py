@@ -103,7 +103,7 @@ class Containers(LocalWorkloads):
         return workload in self._strays | self._begun_here or self._store.has(workload)
 
     def keeps(self, workload: str) -> bool:
-        """Return whether this machine stores output of a workload, even of a stopped one."""
+        """Return whether this machine stores output of a workload, running or stopped."""
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
@@ -149,7 +149,7 @@ class Containers(LocalWorkloads):
         return {} if grant is None else {"devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
-        """Refuse: files of a user in a container cannot be separated from those of its image."""
+        """Refuse a reset: a user's files in a container cannot be told from those of its image."""
         self._order(workload)
         raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
 
@@ -273,7 +273,7 @@ class Containers(LocalWorkloads):
                 return workload_seen
             if workload_seen.phase.over:
                 if ready.exists() or (probe is None and workload_seen.exit_code is not None):
-                    return workload_seen  # It was ready before, or has completed.
+                    return workload_seen  # The container was ready before, or has completed.
                 self._tell_end(workload_seen)
                 lines = "; ".join(workload_seen.log_tail[-3:])
                 raise BackendError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
@@ -287,7 +287,7 @@ class Containers(LocalWorkloads):
         workload_store.write(ready, {"endpoint": endpoint})
         news = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            # The report of its end, or of its stop, must be the last.
+            # The report of a container's end or stop must be the last report about it.
             if workload in self._begun_here and workload not in self._reported:
                 self._tell(news)
         return news
@@ -328,7 +328,7 @@ class Containers(LocalWorkloads):
             api = self._api()
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
-        except BackendError as error:  # It may still run: report no end.
+        except BackendError as error:  # The container may still run: report no end.
             detail = f"its container cannot be inspected: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
@@ -408,12 +408,12 @@ class Containers(LocalWorkloads):
         with contextlib.suppress(BackendError):  # The container may be gone.
             api = self._api()
             marks.kill_by_mark(wanted)
-            if api.command_runs(command):  # It runs as another user.
+            if api.command_runs(command):  # The command runs as another user.
                 killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
                 api.run_command(killer)
 
     def _tell_end(self, workload: WorkloadReport) -> None:
-        """Report the end of a container that ended by itself, once."""
+        """Report once that a container ended by itself."""
         with self._lock:
             if workload.id in self._reported or workload.id in self._stopping:
                 return
@@ -423,14 +423,14 @@ class Containers(LocalWorkloads):
     # The container engine ------------------------------------------------------------------------
 
     def _api(self) -> ContainerApi:
-        """Return the container engine's API; connect to it when it is first used."""
+        """Return the container engine's API; connect to the engine at the first call."""
         with self._lock:
             if self._connected is None:
                 self._connected = ContainerApi(find_socket())
             return self._connected
 
     def _listen(self) -> None:
-        """Start a thread that receives the container engine's events; no later event is missed."""
+        """Start a thread that receives the container engine's events; it misses no later event."""
         with self._lock:
             if self._listening is not None or self._closed.is_set():
                 return
@@ -444,7 +444,7 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
-            elif self._contact_file.exists():  # A second one ends at once.
+            elif self._contact_file.exists():  # A second reaper ends at once.
                 place = str(api.place), _LABEL_ROOT, str(self._store.root)
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
@@ -483,7 +483,7 @@ def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadRe
         detail = "it was killed because it used more memory than its mem_limit"
     elif code < 0:
         detail = f"it was killed by signal {-code}"
-        if code == -signal.SIGKILL and seen.bounded:  # On cgroup v1, it may be unreported.
+        if code == -signal.SIGKILL and seen.bounded:  # cgroup v1 may not report it.
             detail += ", as happens to a process that uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"
@@ -530,7 +530,7 @@ def _unescape(text: str) -> str:
 
 
 def _lies(path: str, mounts: list[_Mount]) -> _Mount:
-    """Return the device that a path lies on, and the path within that device."""
+    """Return the device that has a path, and the path within this device."""
     over = [each for each in mounts if _leads(each.place, path)]
     mount = max(over, key=lambda each: len(each.place))  # `max` returns the first, the latest.
     inside = os.path.relpath(path, mount.place)

@@ -9,7 +9,7 @@ the memory of the workload as a whole.
                         exec/    commands that run beside it
 
 The supervisor creates and removes a group, since it outlives the daemon. This module has the
-daemon's part: test whether groups are possible, put commands into them, end them.
+daemon's part: it tests whether groups are possible, puts commands into groups, and ends groups.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _SWITCH: Final = "cgroup.subtree_control"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The control group under which new groups can be made.
+    """The parent under which new control groups can be made, if any.
 
     Args:
         base: The parent of new groups; None: groups are not possible.
@@ -50,7 +50,7 @@ class Groups:
 
 
 def find() -> Groups:
-    """Find a parent for new control groups, by making a group there as a test."""
+    """Find a parent for new control groups, by making a test group in it."""
     tried = []
     for base in _bases():
         trial = base / f"moorage-trial-{uuid.uuid4().hex[:12]}"
@@ -128,7 +128,7 @@ def bound(group: str, memory_bytes: int) -> None:
 
 
 def _bases() -> Iterator[Path]:
-    """Yield possible parents of new groups: our own group's parent, if we own it; our own group.
+    """Yield possible parents of new groups: the parent of this process's group, then this group.
 
     A group with a controller for its children may not have processes itself. So to limit memory,
     the daemon must be in a group of its own, beside those of its workloads.

@@ -26,7 +26,7 @@ class HeardFile:
 
     Args:
         seconds: How long workloads may run without contact to the server; 0: no limit. Until the
-            server accepts this, the shorter of this and the last accepted value holds.
+            server accepts this value, the shorter of this and the last accepted value holds.
     """
 
     def __init__(self, root: Path, seconds: float) -> None:
@@ -60,7 +60,7 @@ class HeardFile:
         self.note_contact(at)
 
     def _write(self) -> None:
-        """Replace the file, without a sync: it is useless after a restart of the machine."""
+        """Replace the file without a sync: after a restart of the machine, the file is useless."""
         if not self._seconds:
             self._file.unlink(missing_ok=True)
             return

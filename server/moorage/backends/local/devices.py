@@ -1,11 +1,10 @@
 """Binds workloads to processors and GPUs of this machine, by a slot pool.
 
 A lease names its GPUs, but not its processors; a user of the library names neither. The pool
-chooses the devices that are not named.
-
-The core promises each GPU of a node once, but one machine may be registered as two nodes. So this
-module books shares on the physical device, as it was at the workload's start, whatever its present
-names (`backends.local.gpus.Device`). A workload whose share would overbook a device is not started.
+chooses devices that are not named. The core promises each GPU of a node once, but one machine may
+be registered as two nodes. So this module books shares on the physical device, as it was at the
+workload's start, whatever its present names (`backends.local.gpus.Device`). A workload whose share
+would overbook a device is not started.
 """
 
 import contextlib
@@ -64,7 +63,7 @@ class DeviceBinding:
 
 
 class Devices:
-    """The processors and GPUs of this machine.
+    """Binds workloads to processors and GPUs of this machine, and frees them again.
 
     Args:
         gpus: Ids of the GPUs for workloads without a lease.
@@ -174,7 +173,7 @@ class Devices:
             self._check_in(self._held.pop(workload, {}))
 
     def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
-        """Refuse devices of which other workloads leave too small a share."""
+        """Refuse a workload's devices if other workloads leave too small a share of them."""
         for row in wanted:
             left = 1.0
             for workload, rows in self._held.items():
@@ -184,12 +183,12 @@ class Devices:
                         raise _twice(row, workload, held)
 
     def _check_out(self, members: Sequence[JsonMapping], *, must: bool, could: bool) -> Rows:
-        """Check devices out of the slot pool; leave out optional ones that are not free.
+        """Check devices out of the slot pool; leave out optional devices that are not free.
 
         Args:
             members: The requested devices, as the pool takes them.
             must: Whether to raise an error if the devices are not free now.
-            could: Whether to raise an error if this machine has fewer, free and held together.
+            could: Whether to raise an error if this machine has too few devices, free or held.
         """
         if not members:
             return {}
@@ -219,7 +218,7 @@ class Devices:
         return ""
 
     def _check_in(self, rows: Rows) -> None:
-        """Return devices to the slot pool, except those that another adopted workload has too."""
+        """Return devices to the slot pool, except those that another adopted workload also has."""
         for kind, each in rows.items():
             if kind == _LEASED:
                 continue
@@ -234,7 +233,7 @@ class Devices:
     def _adopt(self, held: Mapping[str, Rows]) -> None:
         """Take the devices of an earlier daemon's workloads out of the slot pool, as whole devices.
 
-        A pool chooses devices itself, so all are checked out, and the others checked in again.
+        A pool chooses devices itself, so all devices are checked out, and unused ones in again.
         """
         for workload, rows in held.items():
             self._held[workload] = {
@@ -262,7 +261,7 @@ class Devices:
 
 
 def _whole(rows: Rows) -> list[JsonObject]:
-    """Return the rows of the pool's GPUs as whole GPUs: the pool never shares one."""
+    """Return the rows of the pool's GPUs as whole GPUs: the pool never divides a GPU."""
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
@@ -270,7 +269,7 @@ def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
     """Return the GPUs of this machine that a lease holds, under their present ids.
 
     Raises:
-        BackendError: This machine does not have one of them.
+        BackendError: This machine lacks a GPU of the lease.
     """
     if share is None:
         return []
@@ -298,7 +297,7 @@ def _part_of(wanted: JsonMapping, held: JsonMapping) -> float:
         return 0.0
     if one.instance.lower() == other.instance.lower():
         return float(held["slots"])
-    # An instance is part of its GPU: a holder of one excludes users of the other.
+    # A MIG instance is part of its GPU: a holder of either excludes users of the other.
     return 0.0 if one.instance and other.instance else 1.0
 
 
@@ -314,7 +313,7 @@ def _device(row: JsonMapping, *, known: bool) -> Device:
 
 def _visible(rows: Sequence[JsonMapping]) -> dict[str, str]:
     """Return the variables that show these GPUs, and no others, to a workload."""
-    # An empty list hides all of them: a lease without GPUs must not use any.
+    # An empty list hides all GPUs: a lease without GPUs must not use any.
     names = ",".join(str(row["id"]) for row in rows)
     # CUDA accepts an instance only by its UUID.
     cuda = ",".join(str(row.get("device", ("", ""))[1] or row["id"]) for row in rows)

@@ -22,7 +22,7 @@ def examine(examination: Examination, *, here: bool) -> Iterator[DoctorFinding]:
     """Yield findings about containers, control groups and confinement on this machine.
 
     Args:
-        examination: What `moored doctor` gives to each kind.
+        examination: Arguments of `moored doctor`.
         here: Whether the backend starts workloads on this machine.
     """
     yield _containers()

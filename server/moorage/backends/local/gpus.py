@@ -11,7 +11,7 @@ from moorage.model import DeviceId
 
 
 class Device(NamedTuple):
-    """A GPU of this machine, or a MIG instance of one.
+    """A GPU of this machine, or a MIG instance of a GPU.
 
     Args:
         gpu: UUID of the GPU; without NVML, the given id.
@@ -32,7 +32,7 @@ def gpus_here() -> list[str]:
 
 
 def device_of(name: str) -> Device:
-    """Return the device of an id: an index, `index:instance`, a UUID, or the beginning of one."""
+    """Return the device of an id: an index, `index:instance`, a UUID, or its beginning."""
     known = _devices_by_name()
     found = known.get(name.lower())
     if found is not None:
@@ -47,11 +47,11 @@ def device_of(name: str) -> Device:
 
 
 def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
-    """Return the present id of a device, and the device; None for the device if it is unknown.
+    """Return the present id of a device, and the device; None as device if it is unknown.
 
     Args:
         name: The device's last known name on its node.
-        meant: The device's UUIDs; without any, the device with this name is meant.
+        meant: The device's UUIDs; without UUIDs, the device with this name is meant.
 
     Raises:
         LookupError: This machine has no such device.
@@ -68,7 +68,7 @@ def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 
 def look_again() -> None:
-    """Clear the cached devices, so that the next call reads them again."""
+    """Forget the cached GPUs of this machine, so that the next call reads them again."""
     _devices_by_name.cache_clear()
 
 
@@ -101,7 +101,7 @@ def instances(nvml: ModuleType, handle: object) -> Iterator[tuple[int, str, obje
 
 
 def nvml_here() -> ModuleType | None:
-    """Return the NVML module, initialized; None without the module or a driver."""
+    """Initialize NVML and return its module; None without the module or a driver."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -47,7 +47,7 @@ class LocalSettings:
 
 
 class LocalKind(BackendKind[LocalSettings]):
-    """The kind `local`: runs commands and containers on this machine and on agents' machines."""
+    """Runs commands and containers on this machine and on agents' machines."""
 
     name = "local"
     about = (

@@ -38,8 +38,8 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
 
     Args:
         root: Folder of the backend.
-        inventory: All clusters. If the folder has no names yet, as from an earlier release, the
-            nodes with this machine's id count.
+        inventory: All clusters. If the folder has no names yet, the nodes with this machine's id
+            count.
     """
     known = _read(root)
     names = known.get("names")
@@ -56,7 +56,7 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
 
 
 def read_registration(root: Path) -> RegisteredNode | None:
-    """Return the node that this machine was registered as; None if it was not."""
+    """Return the node that this machine was registered as; None if it was not registered."""
     node = _read(root).get("registered")
     return None if node is None else RegisteredNode(*node)
 

@@ -29,7 +29,7 @@ def all_pids() -> Iterator[int]:
 
 
 def kill_by_mark(mark: str, *also: str) -> None:
-    """Kill all processes of this user that have this variable; return when none is left.
+    """Kill this user's processes with a marker variable; return when none is left.
 
     Args:
         mark: The variable, as `NAME=value`.
@@ -107,7 +107,7 @@ def kill_until_none(kill: Callable[[], str]) -> None:
     """Repeat `kill` until it finds no process.
 
     Args:
-        kill: Kills all processes that it finds, and returns a text that lists them; empty: none.
+        kill: Kills all processes that it finds, and returns a text that lists them; or "".
 
     Raises:
         BackendError: Processes are still alive after `KILL_SECONDS_MAX`, blocked in the kernel.
@@ -132,7 +132,7 @@ def _kill(pids: Collection[int]) -> str:
 def environments() -> Iterator[tuple[int, list[bytes]]]:
     """Yield pid and environment of each process that this user may inspect."""
     for pid in all_pids():
-        with contextlib.suppress(OSError):  # It has ended, or belongs to another user.
+        with contextlib.suppress(OSError):  # The process has ended, or belongs to another user.
             yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 

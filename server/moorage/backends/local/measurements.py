@@ -1,7 +1,7 @@
 """Measures this machine for a metrics document, and finds GPUs that foreign processes use.
 
-An agent sends both to its server. The fields are those of docs/reference/allocation-server.md,
-"Metrics documents"; sizes are MiB.
+An agent sends the metrics and these GPUs to its server. The fields are those of
+docs/reference/allocation-server.md, "Metrics documents"; sizes are MiB.
 """
 
 import os
@@ -40,7 +40,7 @@ def measure(folder: Path, held: Collection[str]) -> Measurement:
 
     Args:
         folder: A folder on the disk to measure.
-        held: UUIDs, in lower case, of devices of this backend's workloads: processes there are not
+        held: UUIDs, in lower case, of devices of this backend's workloads, whose processes are not
             foreign.
     """
     groups = {"memory": _memory(), "vcpu": _load(), "storage": _disk(folder)}

@@ -28,7 +28,7 @@ _INHERITED: Final = frozenset(
         *("http_proxy", "https_proxy", "no_proxy"),
     }
 )
-"""Variables of the daemon that workloads get, too; none is a secret."""
+"""Variables of the daemon that its workloads inherit; none is a secret."""
 
 
 def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
@@ -65,8 +65,8 @@ def document(
         grant: The devices that the workload is bound to.
         mark: Value of the marker variable of all its processes.
         group: The workload's control group; empty: none.
-        confinement: The method that hides a folder from it.
-        owner: Pid of the process that it must not outlive; None: it may outlive any.
+        confinement: The method that hides a folder from the workload.
+        owner: Pid of the process that the workload must not outlive; None: no such process.
         heard: Path of `heard.json`; see `deadline`.
     """
     port, host, probe = 0, "", None

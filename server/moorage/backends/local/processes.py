@@ -55,9 +55,9 @@ SUPERVISOR_SECONDS_MAX: Final = 30.0
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 RESET_SECONDS_MAX: Final = 60.0
-"""Longest run of a reset command. If it fails, the workload is ended."""
+"""Longest run of a reset command; a slower workload is ended."""
 STOP_SPARE_SECONDS: Final = 20.0
-"""Extra time of a stop, beyond the workload's own, to kill its remaining processes."""
+"""Extra seconds of a stop, beyond the workload's own, to kill its remaining processes."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to read the outcome of a workload that has ended."""
 _LOST: Final = "its records were lost while it ran; its remaining processes are ended"
@@ -126,9 +126,9 @@ class Processes(LocalWorkloads):
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a process and all its descendants; see `Backend.stop`.
 
-        The supervisor that the workload's files name gets the order to stop it. Even if the files
-        are wrong, all processes with its marker, its supervisor's descendants, and all processes of
-        its group are killed before its devices are freed.
+        The supervisor that the workload's files name gets the order to stop the workload. Even if
+        the files are wrong, all processes with the workload's marker or in its group, and its
+        supervisor's descendants, are killed before the devices are freed.
         """
         order = await asyncio.to_thread(self._store.order, workload)
         if order is None and workload not in self._begun:
@@ -137,7 +137,8 @@ class Processes(LocalWorkloads):
             self._ready.pop(workload, None)
         pid = None
         if order is not None:
-            # Mark it first, then read the lock: a supervisor that locks later finds the mark.
+            # Mark the workload first, then read the lock: a supervisor that locks later finds the
+            # mark.
             self._store.forbid(workload)
             pid = workload_store.holder(self._store.folder(workload))
         if pid is not None:
@@ -177,7 +178,7 @@ class Processes(LocalWorkloads):
     def glance(self, workload: str) -> WorkloadReport | None:
         """Return the report of a ready process if it and its supervisor run; else None.
 
-        None for a service, which has an endpoint: only a probe can tell whether it is ready.
+        Return None for a service: only a probe of its endpoint shows whether it is ready.
         """
         with self._lock:
             ready, watched = self._ready.get(workload), self._watched.get(workload)
@@ -211,7 +212,7 @@ class Processes(LocalWorkloads):
     async def reset(self, workload: str) -> None:
         """Run the spec's own reset command; see `Backend.reset`.
 
-        Before that, it kills processes that commands inside the workload left running.
+        First kill the processes that commands inside the workload left running.
         """
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
@@ -248,7 +249,7 @@ class Processes(LocalWorkloads):
         work = str(self._store.folder(workload) / "work")
         gpus = await asyncio.to_thread(self._devices.environment, workload)
         confine = None
-        if order["way"]:  # It may signal the workload, and so all processes.
+        if order["way"]:  # It may signal the workload, and thus all processes.
             confine = partial(
                 confinement.confine, order["way"], order["hidden"], work, signals=True
             )
@@ -312,7 +313,7 @@ class Processes(LocalWorkloads):
             if seen.phase is Phase.READY:
                 return self._note_ready(seen)
             if seen.phase.over:
-                if (folder / "ready.json").exists():  # It was ready once, and has ended since.
+                if (folder / "ready.json").exists():  # It was ready once, and has ended.
                     return seen
                 if not isinstance(spec, ServiceResourceSpec) and seen.exit_code is not None:
                     return seen
@@ -330,7 +331,7 @@ class Processes(LocalWorkloads):
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            if workload in self._ends:  # Only before the report of its end.
+            if workload in self._ends:  # Only before the report of the workload's end.
                 self._tell(ready)
         return self._note_ready(ready)
 
@@ -343,7 +344,7 @@ class Processes(LocalWorkloads):
     # Ending ------------------------------------------------------------------------------------
 
     def _watch(self, workload: str, pid: int) -> "Future[None]":
-        """Watch for the end of a supervisor. Returns a future of that end."""
+        """Watch for the end of a supervisor, and return a future of this end."""
         with self._lock:
             ended = self._ends.get(workload)
             if ended is not None:
@@ -370,7 +371,7 @@ class Processes(LocalWorkloads):
         ended.set_result(None)
 
     def _look_at_end(self, workload: str) -> WorkloadReport | None:
-        """Return the report of an ended workload; try a few times, as its outcome may come late."""
+        """Return the report of an ended workload; try a few times, as the outcome may come late."""
         for pause in (*END_PAUSES, None):
             try:
                 seen = self._store.look(workload)
@@ -433,7 +434,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 
 
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
-    """Bind a process's threads to processors and limit its memory, each if given.
+    """Bind a process's threads to processors, and limit its memory, where given.
 
     A workload that has ended meanwhile is skipped.
     """

@@ -28,7 +28,7 @@ RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
 
 
 async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
-    """Return whether a workload is still ready; if it does not answer, try a second time.
+    """Return whether a workload is still ready; if the workload does not answer, try a second time.
 
     Args:
         ask: Runs the readiness check once.

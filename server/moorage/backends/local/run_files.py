@@ -1,7 +1,7 @@
 """Reads files in a workload's working folder, and never follows a path out of it.
 
-A workload may create anything there at any time: links, pipes, endless folders. So each part of a
-path is opened separately, without following links, and only plain files are read.
+A workload may create anything in the folder at any time: links, pipes, endless folders. So each
+part of a path is opened separately, without following links, and only plain files are read.
 """
 
 import os
@@ -72,7 +72,7 @@ def piece(folder: int, path: str, offset: int) -> FilePiece:
     """Return a piece of one file below a folder. Blocks.
 
     Raises:
-        UnknownFileError: There is no such plain file, or the path would leave the folder.
+        UnknownFileError: The folder has no such plain file, or the path would leave it.
     """
     *above, name = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in (*above, name)) or offset < 0:

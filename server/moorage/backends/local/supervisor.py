@@ -10,12 +10,13 @@ Guarantees:
   So an order that is carried out twice starts one workload, however late a supervisor starts.
 - When the command ends, all processes that it left behind are killed, also those in a session of
   their own: the supervisor is a subreaper, so it inherits them.
-- If control groups are available, all these processes are in one and are killed through it, as are
+- If control groups are available, all these processes are in one group and are killed through it,
+as are
   commands that run beside the workload.
-- A workload whose processes together exceed its memory limit is ended, with that reason.
+- A workload whose processes together exceed its memory limit is ended, and this reason is stored.
 - The command's output passes through the supervisor, so its file never exceeds its limit.
 - If the agent has had no contact to its server for too long, the workload is ended. The supervisor
-  reads that from the file named in `order.json`, so the agent need not run.
+reads the time of the last contact from the file named in `order.json`, so the agent need not run.
 - `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder. The descriptor is a pipe,
@@ -47,7 +48,7 @@ MISSING = 127
 NOT_EXECUTABLE = 126
 """Exit code if the program exists but cannot be run, as in shells."""
 BEGUN = ("process.json", "exit.json", "stop")
-"""Files that forbid to start the command, if one of them exists."""
+"""Names of files; if one of them exists, the command must not be started."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that may be ignored in this process; commands get the default handling back."""
 REASON_MAX = 500
@@ -101,7 +102,7 @@ def main(folder: str, pipe: int) -> int:
         os.close(written)
     output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
     output.follow(seen)
-    # Without its folder, the workload runs on until it is stopped.
+    # If the folder is gone, the workload runs on until it is stopped.
     with contextlib.suppress(OSError):
         write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
@@ -116,12 +117,12 @@ def main(folder: str, pipe: int) -> int:
 
 
 def take(folder: str) -> bool:
-    """Lock a folder as its supervisor. False: another one runs, or nothing is to be started."""
+    """Lock a folder as its supervisor; False: another supervisor runs, or none is needed."""
     try:
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held, there = os.fstat(lock), os.stat(os.path.join(folder, "lock"))
-    except OSError:  # Another one holds it, or the folder is gone.
+    except OSError:  # Another supervisor holds it, or the folder is gone.
         return False
     begun = any(os.path.exists(os.path.join(folder, name)) for name in BEGUN)
     return held.st_ino == there.st_ino and not begun
@@ -299,8 +300,8 @@ def reap() -> "list[tuple[int, int]]":
 def kill_rest(group: str) -> None:
     """Kill the command's remaining processes: descendants of this process, and group members.
 
-    Then it removes the group. If processes are blocked in the kernel, the group stays, and the stop
-    of the workload tries again.
+    Then remove the group. If processes are blocked in the kernel, the group stays, and the stop of
+    the workload tries again.
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline and kill_all(group):
@@ -335,7 +336,7 @@ def members(group: str) -> "list[int]":
 def too_large(folder: str, group: str) -> str:
     """Return a message if a workload exceeded its memory limit, else "".
 
-    The limit is read each time, as it may change. The first sum counts shared memory once per
+    The limit is read each time, since it may change. The first sum counts shared memory once per
     process; only if it exceeds the limit, the exact sum is computed, which is slower.
     """
     with contextlib.suppress(OSError, ValueError):
@@ -470,7 +471,7 @@ class Output:
 
 
 def waiting_for(source: int) -> "select.poll":
-    """Return a poll object that waits for input from a pipe; each thread needs its own."""
+    """Return a new poll object that waits for input from a pipe; threads may not share it."""
     more = select.poll()
     more.register(source, select.POLLIN)
     return more
@@ -496,7 +497,7 @@ def write(path: "str | os.PathLike[str]", document: "JsonMapping") -> None:
 
 
 def report(pipe: int, document: "JsonObject") -> None:
-    """Send a report to the process that started this supervisor, if that still listens."""
+    """Send a report to the process that started this supervisor, if it still listens."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")
         os.close(pipe)

@@ -38,14 +38,14 @@ class Watcher:
 
     def lives(self, descriptor: int, pid: int) -> bool:
         """Return whether the process of a watched pidfd still runs."""
-        with self._lock:  # Else it may be closed and reused meanwhile.
+        with self._lock:  # Else the descriptor may be reused meanwhile.
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:
                 return False
             return _runs(descriptor)
 
     def signal(self, descriptor: int, pid: int, number: int) -> None:
-        """Signal the process behind a watched pidfd, unless it has ended."""
+        """Signal the process behind a watched pidfd, unless the process has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):  # As above.
             watch = self._watches.get(descriptor)
             if not self._closed and watch is not None and watch.pid == pid:

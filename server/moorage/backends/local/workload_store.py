@@ -81,10 +81,10 @@ class WorkloadStore:
         """Messages about unreadable folders that were moved to `damaged`."""
 
     def _tidy(self, folder: Path) -> str:
-        """Remove a folder without an order; move an unreadable one away, and return a message."""
+        """Remove a folder without an order; move an unreadable one away and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
-            shutil.rmtree(folder, ignore_errors=True)  # A daemon was killed before writing it.
+            shutil.rmtree(folder, ignore_errors=True)  # A daemon was killed before the order.
         elif not plain or _sound(folder) is None:
             place = self._damaged / folder.name
             _remove(place)
@@ -158,7 +158,7 @@ class WorkloadStore:
         return WorkloadReport(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
 
     def forbid(self, workload: str) -> None:
-        """Mark a workload so that a supervisor that has not started it yet never does."""
+        """Mark a workload, so that no supervisor starts it from now on."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The folder may be gone.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self.folder(workload) / "stop", flags, 0o600))
@@ -216,7 +216,7 @@ class WorkloadStore:
         Returns:
             A piece of the output; None if no folder of the workload is left.
         """
-        # In this order: a stop moves the folder to the archive, so one of the two has it.
+        # Look into `running` first: a stop moves the folder to the archive, so one of both has it.
         found = _piece(self.folder(workload), offset, attempt, over=False)
         if found is None and not attempt:
             archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
@@ -237,7 +237,7 @@ class WorkloadStore:
         Raises:
             UnsupportedSpecError: The workload did not run in a folder of its own.
         """
-        # In the same order as in `log`.
+        # Look into `running` first, then into the archive, as in `log`.
         archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
         last = sorted(archives, key=_change_time, reverse=True)
         for folder in (self.folder(workload), *last, self._archive_path(workload, attempt)):
@@ -247,7 +247,7 @@ class WorkloadStore:
                     order = read(Path("order.json"), opened)
                     if order is None or attempt not in {0, order.get("attempt", 1)}:
                         continue
-                    # By descriptor, since a stop may have moved the folder meanwhile.
+                    # Open the folder by its descriptor, since a stop may have moved it meanwhile.
                     there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
                     if order.get("workdir") or not there:
                         reason = "it did not run in a folder of its own, but in a container or"
@@ -335,7 +335,7 @@ def _open(path: Path, folder: int | None = None) -> int | None:
 
 
 def _sound(folder: Path) -> JsonObject | None:
-    """Return the valid order in a folder; None if it is missing, or belongs to another folder."""
+    """Return the order in a folder; None if it is missing, invalid or of another folder."""
     order = read(folder / "order.json")
     if order is None:
         return None
@@ -393,7 +393,7 @@ def tail(folder: Path) -> tuple[str, ...]:
 def _end_report(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
-        code = None  # No program ran, so the code is not its own.
+        code = None  # No program ran, so the code is not a program's.
     if detail == "stopped":
         return WorkloadReport(workload, Phase.STOPPED, detail=detail, exit_code=code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED

@@ -38,7 +38,7 @@ _LINES_SHOWN: Final = 3
 
 
 class LocalWorkloads(abc.ABC):
-    """The common base of `Processes` and `Containers`.
+    """Starts workloads and changes their limits: the base of `Processes` and `Containers`.
 
     Args:
         tell: The listener of the backend.
@@ -179,7 +179,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Return whether a running workload is ready: run its readiness check, if it has one."""
+        """Return whether a running workload is ready, by its readiness check if it has one."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
         """Return a function that runs the command of a probe inside a workload."""

@@ -32,7 +32,7 @@ _LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 
 @dataclass(slots=True)
 class _Entry:
-    """A workload, and its faults that are still to come."""
+    """A workload in memory, and its faults that have not happened yet."""
 
     spec: MemoryResourceSpec
     workload: WorkloadReport
@@ -42,7 +42,7 @@ class _Entry:
 
 
 class MemoryBackend(CommonBackend):
-    """Workloads in memory. A second backend on the same `machine` acts as a restarted daemon.
+    """Keeps workloads in memory. A second backend on the same `machine` acts as after a restart.
 
     Args:
         machine: The workloads by name; they survive this backend.
@@ -148,17 +148,17 @@ class MemoryBackend(CommonBackend):
         user: str | None = None,  # noqa: ARG002  # The Protocol's.
         environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
     ) -> CommandExecution:
-        """Refuse: the workload does not really run."""
+        """Refuse a command: the workload does not really run."""
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory runs no commands")
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
-        """Refuse: a workload that does not run has no output."""
+        """Refuse to read output: a workload that does not really run has none."""
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory keeps no output")
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: this backend opens nothing."""
         self._listener = None
 
     def _entry(self, workload: str) -> _Entry:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MemoryKind(BackendKind[NoSettings]):
-    """The kind `memory`: starts nothing, and needs no settings or packages."""
+    """Starts nothing, and needs no settings or packages."""
 
     name = "memory"
     does = "starts nothing, and only records the workloads that it would run"

@@ -51,7 +51,7 @@ class RayBackend(CommonBackend):
     Args:
         root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
         address: Address of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
-        leased: Whether leases give workloads their resources; if not, their specs do.
+        leased: Whether workloads get their resources from leases; if not, from their specs.
     """
 
     name: Final = "ray"
@@ -137,7 +137,7 @@ class RayBackend(CommonBackend):
         return report
 
     async def _undone(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Remove all actors of a failed start; if Ray does not answer, do so later."""
+        """Remove all actors of a failed start; if Ray does not answer, remove them later."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:
@@ -186,9 +186,9 @@ class RayBackend(CommonBackend):
         return _report(workload, seen)
 
     async def reset(self, workload: str) -> JsonValue:
-        """Refuse: no spec of Ray has a reset command; see `Backend.reset`."""
+        """Refuse a reset: no spec of Ray has a reset command."""
         await self.status(workload)
-        raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")
+        raise UnsupportedSpecError("the backend ray resets nothing; end it, and start another")
 
     async def execute(
         self,
@@ -286,7 +286,7 @@ class RayBackend(CommonBackend):
                 with self._lock:
                     busy = name in self._busy
                 if busy or name not in self._records.ready():
-                    continue  # Its start or stop reports it.
+                    continue  # The start or stop under way reports it.
                 if name not in found:
                     self._tell(_gone_report(name))
                 elif _report(name, found[name]).phase.over:

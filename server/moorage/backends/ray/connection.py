@@ -23,7 +23,7 @@ CONNECT_SECONDS_MAX: Final = 60.0
 SILENCE_SECONDS_MAX: Final = 15.0
 """Longest time without an answer of Ray; after that the driver is killed and started again."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
-"""Pauses before restarts of the driver, one per failure in a row; the last one repeats."""
+"""Pauses in seconds before restarts of the driver, by failures in a row; the last repeats."""
 WAITING_SECONDS: Final = 0.05
 """Seconds between two checks whether the driver is connected to the cluster."""
 READ_BYTES: Final = 1 << 16
@@ -77,12 +77,12 @@ class RayConnection:
 
     @property
     def trouble(self) -> str:
-        """Why Ray cannot be reached; empty if it can."""
+        """Why Ray cannot be reached; empty while Ray answers."""
         return "" if self._up.is_set() else self._trouble or "it has not answered yet"
 
     @property
     def pid(self) -> int | None:
-        """The pid of the driver process; None if none runs."""
+        """The pid of the driver process; None if no driver runs."""
         with self._lock:
             return self._process.pid if self._process is not None else None
 
@@ -91,7 +91,7 @@ class RayConnection:
 
         Args:
             name: Name of the call; see `driver`.
-            seconds: Longest wait for the answer; None: the caller limits it.
+            seconds: Longest wait for the answer; None: no limit.
             **arguments: Arguments of the call.
 
         Raises:
@@ -199,7 +199,7 @@ class RayConnection:
             process.kill()
 
     def _serve(self) -> bool:
-        """Read the driver's messages until it ends; return whether it was ever connected."""
+        """Read the driver's messages until it ends; return whether the driver ever connected."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

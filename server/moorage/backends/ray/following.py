@@ -21,7 +21,7 @@ log = structlog.get_logger("moored")
 LOOK_SECONDS: Final = 2.0
 """Seconds between two readings of the cluster's capacity and use."""
 UNREACHABLE_SECONDS: Final = 10.0
-"""Longest time without an answer of Ray; after that, the cluster gets no new leases."""
+"""Longest seconds without an answer of Ray; after that, the cluster gets no new leases."""
 TAG: Final = "ray"
 """The tag of documents that this module writes; documents without it come from clients."""
 
@@ -90,7 +90,7 @@ class RayFollower:
         return wrong
 
     async def _away(self) -> str:
-        """Mark the cluster as unreachable in the catalog: its free amounts are unknown."""
+        """Mark the cluster as unreachable in the catalog: its free amounts are unknown now."""
         if self._seen is not None:
             return await self._write(document(self._cluster, self._seen, live=False))
         if not self._inventory.is_live(self._cluster):

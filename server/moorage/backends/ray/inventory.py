@@ -1,8 +1,8 @@
 """Makes the cluster document of a Ray cluster: its capacity minus its use by others. No I/O.
 
 A node has Ray's own id, as Ray's node affinity requires it. The id of a GPU is its index, as in
-Ray. Use by others is left out: the devices of their workers, as many devices as their placement
-groups reserve without use, and amounts of processors and memory.
+Ray. Use by others is left out: the devices of their workers, the unused devices that their
+placement groups reserve, and amounts of processors and memory.
 """
 
 import re
@@ -30,7 +30,7 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
     Args:
         cluster_id: The cluster's id.
         seen: The result of `driver.observation`, with `ours`: ids of this server's actors.
-        live: Whether Ray answers; if not, the cluster gets no new leases.
+        live: Whether Ray answers; if not, the document makes the cluster get no new leases.
     """
     ours = frozenset(seen["ours"])
     nodes = [_node(each, ours) for each in sorted(seen["nodes"], key=lambda each: str(each["id"]))]
@@ -60,7 +60,7 @@ def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, floa
 
 
 def _amounts_in_use(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the used amounts of a node; all of it if no waiting request fits into the rest."""
+    """Return the used amounts of a node; all amounts if no waiting request fits into the rest."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
     used = {
@@ -110,7 +110,7 @@ def _devices(
     own: Sequence[Mapping[str, Mapping[str, float]]],
     others: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> list[Document]:
-    """Return the devices of a node of which other users hold no part."""
+    """Return the devices of a node that no other user holds in part or whole."""
     count = int(resources.get("GPU", 0))
     named = (found[1] for name in resources if (found := _MODEL.fullmatch(name)))
     model = next(named, "")

@@ -41,7 +41,7 @@ class RaySettings:
 
 
 class RayKind(BackendKind[RaySettings]):
-    """The kind `ray`: starts workloads on the nodes of a Ray cluster."""
+    """Starts workloads on the nodes of a Ray cluster, and follows its capacity."""
 
     name = "ray"
     about = (
@@ -66,7 +66,7 @@ class RayKind(BackendKind[RaySettings]):
         return RayBackend(folder, settings.ray_address)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open a backend on the Ray cluster at `RAY_ADDRESS`, or on the one of this machine."""
+        """Open a backend on the Ray cluster at `RAY_ADDRESS`, or on this machine's cluster."""
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
         address = environment.get("RAY_ADDRESS") or environment.get("MOORAGE_RAY_ADDRESS") or "auto"

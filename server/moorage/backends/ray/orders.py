@@ -45,7 +45,7 @@ def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
 
     Args:
         spec: The spec to check.
-        leased: Whether a lease will give it its resources; if not, the spec does.
+        leased: Whether the workload gets its resources from a lease; if not, from the spec.
 
     Raises:
         UnsupportedSpecError: Ray could never start it; the message names the field.
@@ -111,7 +111,7 @@ def _check_options(options: JsonMapping, *, leased: bool) -> None:
 
 
 def plans(order: Order, server: str) -> list[Plan]:
-    """Return one plan per node, in the order of the placement; a job has one on the first node.
+    """Return one plan per node, in the order of the placement; for a job, only the first plan.
 
     Args:
         order: The order; without a placement, one actor runs on any node that Ray chooses.

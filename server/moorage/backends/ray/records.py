@@ -23,7 +23,7 @@ _SERVER: Final = "server.json"
 
 
 class Records:
-    """A folder that outlives the daemon; after a restart, the daemon uses it again.
+    """The server's id, ready workloads and stored output, in a folder that outlives the daemon.
 
     Args:
         folder: Created at the first write.
@@ -36,7 +36,7 @@ class Records:
         self._known: dict[str, JsonObject | None] | None = None
 
     def server(self) -> str:
-        """Return the server's id, with which its actors' names begin; it is random and stored."""
+        """Return the server's random, stored id, with which its actors' names begin."""
         with self._lock:
             if not self._server:
                 path = self.folder / _SERVER
@@ -81,7 +81,7 @@ class Records:
             self._load().pop(workload, None)
 
     def archive(self, workload: str, output: JsonMapping) -> None:
-        """Store the output of a stopped workload; delete the oldest beyond `OUTPUTS_MAX`."""
+        """Store the output of a stopped workload; delete the oldest output beyond `OUTPUTS_MAX`."""
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
         self._write(folder / name, dict(output))

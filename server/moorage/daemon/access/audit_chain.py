@@ -93,14 +93,14 @@ def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
 
 
 def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
-    """Check that a log of these lines contains the noted line.
+    """Check that the log from line `first` to `end` contains the line of the noted number.
 
     Raises:
-        ChainError: The line is missing or differs.
+        ChainError: The noted line is missing, or its hash differs.
     """
     if noted is not None and noted.number > end.number:
-        reason = f"it ends at entry {end.number}, before the entry {noted.number} that you noted"
+        reason = f"the log ends at entry {end.number}, before the noted entry {noted.number}"
         raise ChainError(reason)
     if noted is not None and noted.number < first:
-        reason = f"it begins at entry {first}, after the entry {noted.number} that you noted"
+        reason = f"the log begins at entry {first}, after the noted entry {noted.number}"
         raise ChainError(reason)

@@ -33,7 +33,7 @@ FOLDER: Final = "audit"
 FILE_BYTES_MAX: Final = 16 << 20
 """Size at which a new file begins."""
 PRUNE_SECONDS: Final = 60.0
-"""Seconds between two deletions of old files; a new file starts one, too."""
+"""Seconds between two deletions of old files; a new file also causes a deletion."""
 _TAIL_BYTES: Final = 1 << 20
 """Bytes read from the end of a file; longer than any line."""
 _SEQ_FIELD: Final = b',"seq":'
@@ -46,12 +46,12 @@ log = structlog.get_logger("moored")
 
 
 class AuditFiles:
-    """Appends to the files of one server; several processes may do so in turn.
+    """Appends lines to the audit files of one server; several processes may append in turn.
 
     Args:
         folder: The data folder.
         keep_seconds: Files whose last line is older are deleted.
-        keep_bytes: Beyond it the oldest files are deleted.
+        keep_bytes: Maximum bytes of all files; beyond this, the oldest files are deleted.
     """
 
     def __init__(self, folder: Path, keep_seconds: float, keep_bytes: int) -> None:
@@ -64,7 +64,7 @@ class AuditFiles:
         """The current file, its inode, and its size after the last line that `_end` covers."""
         self._lock: int | None = None
         self._file: int | None = None
-        """Stays open, like the lock, until another process writes: this saves most system calls."""
+        """The current file; it stays open, like the lock, until another process writes."""
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
         """Append entries; see `append_lines`."""
@@ -94,7 +94,7 @@ class AuditFiles:
                 self._prune(now)
 
     def last_seq(self) -> int | None:
-        """Return the number of the last fact that has an audit entry; None: no fact has one.
+        """Return the number of the last fact with an audit entry; None: no fact has an entry.
 
         Raises:
             OSError: The files cannot be read.
@@ -127,7 +127,7 @@ class AuditFiles:
         try:
             yield
         except BaseException:
-            self.close()  # With it the lock is free.
+            self.close()  # Closing the file also frees the lock.
             raise
         _flock(self._lock, fcntl.LOCK_UN)
 
@@ -167,7 +167,7 @@ class AuditFiles:
     def _prune(self, now: float) -> None:
         files = _files(self._folder)
         total = sum(each.stat().st_size for each in files)
-        for each in files[:-1]:  # The one that is written stays.
+        for each in files[:-1]:  # The current file stays.
             status = each.stat()
             if now - status.st_mtime <= self._keep_seconds and total <= self._keep_bytes:
                 return
@@ -205,8 +205,8 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
     Args:
         folder: The data folder.
-        noted: The end of the log as an earlier call returned it; the log must still have that
-            entry.
+        noted: The end of the log as an earlier call returned it; the log must still contain this
+            last line.
 
     Raises:
         ChainError: A line was changed, or lines are missing.
@@ -235,9 +235,9 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     if line.endswith(b"\n"):
         return False
     if path != files[-1]:
-        raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
+        raise ChainError(f"{path.name}:{count}: the line has no newline, and a later file exists")
     if is_beyond_end(line):
-        raise ChainError(f"{path.name}:{count}: the line does not end as it was written")
+        raise ChainError(f"{path.name}:{count}: the newline of the line was changed")
     return True
 
 
@@ -245,7 +245,7 @@ def read_end(folder: Path) -> ChainEnd:
     """Return where the log of a data folder ends.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: A file of the log cannot be read.
         ValueError: The last line is not an audit entry.
     """
     return _last(_files(folder / FOLDER))

@@ -1,6 +1,7 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own.
 
-The thread gets them as text: to share their objects costs both processors more than to encode them.
+The thread gets the entries as text: sharing their objects would cost both processors more than
+encoding them.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from moorage.records.rights import Caller
 from moorage.storage.base import AuditRows, StorageError
 
 PENDING_MAX: Final = 100_000
-"""Entries that wait for the disk; further ones are dropped, and the log says how many."""
+"""Maximum entries that wait for the disk; the log says how many further ones were dropped."""
 GATHER_SECONDS: Final = 0.02
 """Seconds in which entries are gathered, to be written together."""
 GATHER_SECONDS_MAX: Final = 0.2
@@ -52,7 +53,7 @@ def open_lines(
 
 
 class AuditLog:
-    """Takes entries; `close` writes those that are left.
+    """Queues entries of the audit log, and writes them in a thread.
 
     Args:
         folder: The data folder.
@@ -78,7 +79,7 @@ class AuditLog:
         self._goes_on.set()
         self._bell = threading.Event()
         self._hurry = threading.Event()
-        """Set: the thread writes the queued entries at once."""
+        """While this is set, the thread writes queued entries at once."""
         self._closing = threading.Event()
         self._waiters: list[asyncio.Future[None]] = []
         self._failures: Counter[str] = Counter()
@@ -99,7 +100,7 @@ class AuditLog:
         self.note_all([entry])
 
     async def flush(self) -> None:
-        """Wait until all entries queued so far are written, or cannot be."""
+        """Wait until all entries queued so far are written, or the attempt has failed."""
         await self._goes_on.wait()
         if self._thread is not None:
             waiter = asyncio.get_running_loop().create_future()
@@ -109,7 +110,7 @@ class AuditLog:
             await waiter
 
     def last_seq(self) -> int | None:
-        """See `AuditFiles.last_seq`."""
+        """Return the number of the last fact with an audit entry; None: no fact has an entry."""
         return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
@@ -136,7 +137,7 @@ class AuditLog:
         self._goes_on.clear()
 
     def let_go(self, before: Sequence[AuditEntry], seq: int) -> None:
-        """Write the recovered entries, the start of the server, and the entries held back since.
+        """Write the recovered entries, the start's entry, and the entries held back since `hold`.
 
         Args:
             before: Entries recovered from the time before the start.
@@ -172,7 +173,7 @@ class AuditLog:
         )
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Queue the entry of a failed login: a wrong or no token. Of a flood, only the number.
+        """Queue the entry of a failed login (wrong or no token); beyond a limit, only count it.
 
         Args:
             remote: Address of the caller, without its port.
@@ -253,7 +254,7 @@ class AuditLog:
             if encoded:
                 self._lines.append_lines(encoded, now)
         except (OSError, ValueError, StorageError) as error:
-            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # It has no more to say.
+            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # A traceback says no more.
             return False
         finally:
             self._let_go(waiters)

@@ -15,7 +15,7 @@ log = structlog.get_logger("moored")
 
 
 def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[object, object, None]:
-    """Note facts of the ledger that the log lacks, then the start of the server.
+    """Queue entries for facts that the log lacks, then the entry of the server's start.
 
     Entries after this call come after the recovered ones, also while the coroutine runs.
 
@@ -32,13 +32,13 @@ async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: in
     found = list[AuditEntry]()
     try:
         last = await asyncio.to_thread(audit.last_seq) if audit.is_on else None
-        # A killed server had no more entries waiting than this.
+        # At most this many entries waited for the disk when a server was killed.
         seq = until if last is None else max(last, until - PENDING_MAX)
         while seq < until and (page := await ledger.read(seq, until - seq)):
             found += trail.recovered(page)
             seq = page[-1].seq
     except (OSError, ValueError, StorageError, LedgerError) as error:
         # The server starts even if its log is damaged, or a fact that nothing else reads.
-        log.error("audit_failed", reason=f"entries that a kill lost cannot be restored: {error}")  # noqa: TRY400  # It has no more to say.
+        log.error("audit_failed", reason=f"entries that a kill lost cannot be restored: {error}")  # noqa: TRY400  # A traceback says no more.
     audit.let_go(found, until)
     await audit.flush()

@@ -20,12 +20,12 @@ from moorage.storage.base import AuditEnd, AuditRows
 
 
 class AuditTable:
-    """Appends to the log of a database; several servers and commands may do so in turn.
+    """Appends lines to the audit log in a database; several servers may append in turn.
 
     Args:
-        rows: The lines.
+        rows: The rows of the audit log in the database.
         keep_seconds: Lines that are older are deleted.
-        keep_bytes: Beyond it the oldest are deleted.
+        keep_bytes: Maximum bytes of all lines; beyond this, the oldest lines are deleted.
     """
 
     def __init__(self, rows: AuditRows, keep_seconds: float, keep_bytes: int) -> None:
@@ -52,7 +52,7 @@ class AuditTable:
                 if entry.what == "server.started":
                     seq = entry.seq  # A restored ledger may repeat numbers.
                 elif entry.seq and seq is not None and entry.seq <= seq:
-                    continue  # The next server has already noted it.
+                    continue  # The next server has already noted this fact.
                 else:
                     seq = entry.seq or seq
                 wanted.append(line)
@@ -65,7 +65,7 @@ class AuditTable:
             self._rows.prune(now - self._keep_seconds, self._keep_bytes)
 
     def last_seq(self) -> int | None:
-        """Return the number of the last fact that has an audit entry; None: no fact has one."""
+        """Return the number of the last fact with an audit entry; None: no fact has an entry."""
         return self._rows.end().seq
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
     """Yield the lines of a database as JSON objects, the oldest first.
 
     Args:
-        rows: The lines.
+        rows: The rows of the audit log in the database.
         after: Number of the last line that is left out.
 
     Raises:
@@ -100,9 +100,9 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
     """Check every line of a database; return the number of the first line, and the end.
 
     Args:
-        rows: The lines.
-        noted: The end of the log as an earlier call returned it; the log must still have that
-            entry.
+        rows: The rows of the audit log in the database.
+        noted: The end of the log as an earlier call returned it; the log must still contain this
+            last line.
 
     Raises:
         ChainError: A line was changed, or lines are missing.
@@ -117,6 +117,6 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
     check_note(noted, first, end)
     if end.number < stored.number:
         raise ChainError(
-            f"it ends at entry {end.number}, although entry {stored.number} was written"
+            f"the log ends at entry {end.number}, although entry {stored.number} was written"
         )
     return first, end

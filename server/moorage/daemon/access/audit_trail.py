@@ -67,8 +67,8 @@ class AuditTrail:
     Args:
         audit: Takes the entries.
         origin: Returns who waits for the answer at an address.
-        asker: Returns where the answer to a request goes, while it is awaited.
-        lease: Finds a lease, also one of the last that ended.
+        asker: Returns the address that awaits the answer to a request, if one does.
+        lease: Finds a lease that holds resources, or was one of the last to end.
         standing: The state of leases at the start; from then on, it follows the facts.
     """
 
@@ -119,7 +119,7 @@ class AuditTrail:
         count = 0
         for entry in self._made:
             if entry.seq > durable:
-                break  # Stepped while these were being written.
+                break  # A fact stepped while these were written.
             entry.seq += before
             count += 1
         if count:
@@ -142,7 +142,7 @@ class AuditTrail:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
     def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
-        """Return the audit entry of a fact, if its kind has one; the answer goes to `to`."""
+        """Return the audit entry of a fact whose kind is logged; its caller is answered at `to`."""
         entry: AuditEntry | None = None
         match fact:
             case Granted():
@@ -150,7 +150,7 @@ class AuditTrail:
             case Ended():
                 entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
             case Renewed():
-                pass  # The most frequent of those without an entry.
+                pass  # The most frequent fact without an entry.
             case Requeued(name, at, reason):
                 entry = self._about_lease(to, at, "lease.requeued", name, reason)
             case Preempted(name, at, by, _, reason):
@@ -160,7 +160,7 @@ class AuditTrail:
             case ClusterRemoved(cluster):
                 cordons = self._standing.cordons
                 for place in [each for each in cordons if each[0] == cluster]:
-                    del cordons[place]  # They ended with it.
+                    del cordons[place]  # The nodes' cordons ended with it.
             case _:  # Other facts have no author, or are part of these.
                 pass
         return entry
@@ -203,7 +203,7 @@ class AuditTrail:
                 assert_never(fact)
 
     def _grant(self, lease: Lease) -> AuditEntry:
-        """Return the entry of a grant. On the hot path: `_by` inlined."""
+        """Return the entry of a grant. On the hot path, so it repeats the code of `_by`."""
         to = self._asker(lease.id)
         caller, remote = _UNKNOWN if to is None else self._origin(to)
         who, role, token = (

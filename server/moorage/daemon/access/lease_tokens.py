@@ -1,8 +1,8 @@
 """The tokens of leases: derived from the server's secret and the lease's id, and never stored.
 
-`admission` makes one for every ask and sends it with the grant; the core, the ledger and its
-checkpoints know digests alone. A request that comes again with its idempotency key gets the
-same token, since it is made again, after a restart too.
+`admission` makes a token for every ask and sends it with the grant; the core, the ledger and its
+checkpoints know digests alone. A request that comes again with its idempotency key gets the same
+token, since it is made again, after a restart too.
 
 The digest is a plain SHA-256. A slow, salted digest protects passwords that people choose; a token
 has 144 random bits, which no search finds.
@@ -20,14 +20,14 @@ _SAFE_IN_URLS: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class LeaseTokens:
-    """Makes tokens.
+    """Makes the tokens of leases.
 
     Args:
         secret: The key of the tokens, which only this server knows.
     """
 
     def __init__(self, secret: bytes) -> None:
-        # A copy of it is made in half the time of `hmac.digest`.
+        # Copying this object takes half the time of `hmac.digest`.
         self._keyed = hmac.new(secret, digestmod="sha256")
 
     def make(self, lease: RequestId) -> str:

@@ -13,7 +13,7 @@ UPLOADS: Final = "tenant_uploads_per_minute"
 EVALUATIONS: Final = "tenant_evaluation_seconds_per_minute"
 WATCHERS: Final = "tenant_watchers_max"
 LIMITS: Final = (REQUESTS, UPLOADS, EVALUATIONS, WATCHERS)
-"""The settings that limit one tenant."""
+"""Names of the settings that limit one tenant."""
 TENANTS_MAX: Final = 10_000
 """Token buckets in memory, one per tenant; one more drops the bucket that was full longest ago."""
 MINUTE_SECONDS: Final = 60.0
@@ -34,7 +34,7 @@ class _Buckets:
         self._per_second = count / seconds
         self._clock = clock
         self._left: dict[Tenant, tuple[float, float]] = {}
-        """Tokens left to a tenant, and the time as of which."""
+        """For each tenant, the tokens that were left at a time, and that time."""
 
     def take(self, tenant: Tenant) -> float:
         """Take a token and return 0; if there is none, return the seconds until the next token."""
@@ -61,7 +61,8 @@ class EvaluationRate:
     """Refuses evaluations of a tenant whose policies used too much processor time.
 
     The processor time of an evaluation is only known afterwards, so a tenant may exceed its budget.
-    Nothing new is evaluated for it until enough time has passed. See `sandbox.host.contract.Meter`.
+    Until enough time has passed, nothing new is evaluated for this tenant. See
+    `sandbox.host.contract.Meter`.
 
     Args:
         seconds_per_minute: Processor time for each tenant.
@@ -95,7 +96,7 @@ class TenantRates:
         requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
         uploads_per_minute: Policies that are published; 0: any number.
         clock: Seconds on a clock that never goes back.
-        evaluations: The processor time that its policies may use; None: anything.
+        evaluations: Limits the processor time of a tenant's policies; None: no limit.
     """
 
     def __init__(

@@ -55,7 +55,8 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
 assert RIGHT_OF.keys() == {wire.AllocationRequest, wire.BlockRequest, *wire.OPERATIONS.values()}
 
 _DRY_RUNS_FOR_ALL: Final = wire.Cordon | wire.Drain | wire.Uncordon
-"""Operations whose dry runs need only the right to read: they count other tenants' leases."""
+"""Operations whose dry runs need only the right to read: of other tenants' leases, they show the
+number."""
 _DETAILS: Final[JsonMapping] = {"verdict": "not_you"}
 
 
@@ -72,7 +73,7 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Functions that return the owner of a document; empty or None: it belongs to all."""
+    """Functions that return the owner of a document; empty or None: all tenants own it."""
 
     cluster: Callable[[str], str]
     metrics: Callable[[str], str]
@@ -204,7 +205,7 @@ class Ownership:
         return next(((float(e["at"]), str(e["who"])) for e in entries), (0.0, ""))
 
     def _is_used_by_others(self, caller: Caller, cluster: ClusterId) -> bool:
-        """Return whether another tenant has a lease, also a warm one, or a reservation there."""
+        """Return whether another tenant has a lease, warm or not, or a reservation on a cluster."""
         leases = self.state.leases
         return any(
             leases[name].tenant != caller.tenant

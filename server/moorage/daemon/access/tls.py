@@ -35,7 +35,7 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 class _DoorContext(ssl.SSLContext):
     """The one SSL context that the ports hold for as long as they are open."""
 
-    current = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # Each has its own.
+    current = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # Each object gets its own.
     """The SSL context that serves new connections."""
 
     def wrap_bio(
@@ -53,7 +53,7 @@ class _DoorContext(ssl.SSLContext):
 class _Context(ssl.SSLContext):
     """An SSL context that answers plain HTTP with an error, instead of closing in silence."""
 
-    connections = WeakSet["_Connection"]()  # noqa: RUF012  # Each has that of its `ServerTls`.
+    connections = WeakSet["_Connection"]()  # noqa: RUF012  # Each object gets that of its `ServerTls`.
 
     def wrap_bio(
         self,
@@ -74,7 +74,7 @@ class _Context(ssl.SSLContext):
 class _Connection(ssl.SSLObject):
     """The TLS of one connection."""
 
-    outgoing = ssl.MemoryBIO()  # The context gives each its own.
+    outgoing = ssl.MemoryBIO()  # The context gives each object its own.
     has_replied = False
     is_refused = False
     """True: the next bytes from the client, be it a message or a pong, close the connection."""
@@ -110,13 +110,13 @@ class _Connection(ssl.SSLObject):
 
 
 class ServerTls:
-    """The context of both ports.
+    """Makes the TLS context of both ports, and renews it when a file changes.
 
     Args:
         certificate: PEM file with the certificate, and intermediate ones.
         key: PEM file with its private key, without a passphrase.
-        client_authority: PEM file with the authorities of clients' certificates; None: clients
-            need none.
+        client_authority: PEM file with the authorities of clients' certificates; None: clients need
+            no certificate.
 
     Attributes:
         context: The TLS context of new connections.
@@ -146,7 +146,7 @@ class ServerTls:
                 try:
                     self._read()
                 except OSError as error:
-                    log.error("certificate_not_renewed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+                    log.error("certificate_not_renewed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
                 else:
                     log.info("certificate_renewed", file=", ".join(changed))
 
@@ -159,7 +159,7 @@ class ServerTls:
         if self._client_authority is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         _load(context, self._certificate, self._key, self._client_authority)
-        self.context.current = context  # Only now: a bad file must not change the context in use.
+        self.context.current = context  # Last: a bad file must not change the context in use.
         if self._client_authority is not None:
             known = frozenset(context.get_ca_certs(binary_form=True))
             for each in self._connections:
@@ -175,7 +175,7 @@ class ServerTls:
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path, authority: Path | None) -> None:
     for file in (certificate, key, *(() if authority is None else (authority,))):
-        try:  # Else the error does not say which one is missing.
+        try:  # Else the error does not name the missing file.
             file.open("rb").close()
         except OSError as error:
             raise OSError(error.errno, f"{file}: {error.strerror}") from error

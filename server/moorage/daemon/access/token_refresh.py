@@ -30,8 +30,8 @@ class Rereading:
 
     Args:
         config: The settings in force.
-        read: Reads them again; raises `ConfigError`.
-        file: The file to look at; None: there is none.
+        read: Reads the settings again; raises `ConfigError`.
+        file: The settings file to watch; None: no file is watched.
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], file: Path | None) -> None:
@@ -43,14 +43,14 @@ class Rereading:
         self._known = self._stamp()
 
     def hang_up(self, stop: Callable[[], None]) -> None:
-        """Handle SIGHUP: read again; or stop the daemon, if its terminal is gone."""
+        """Handle SIGHUP: read the tokens again, or stop the daemon if its terminal is gone."""
         if self._terminal and not _has_terminal():
             stop()
         else:
             self._hung_up.set()
 
     async def run(self, change: Callable[[Mapping[str, str]], None]) -> None:
-        """Read again after each change and each SIGHUP, until cancelled.
+        """Read the tokens again after each change of the file and each SIGHUP, until cancelled.
 
         Args:
             change: Called with the new tokens if they differ from the old ones.
@@ -86,7 +86,7 @@ class Rereading:
             log.warning(
                 "settings_need_restart",
                 changed=late,
-                finding="these are in force from the next start",
+                finding="the changed settings are in force from the next start",
             )
         old, new = self._config.tokens.items(), config.tokens.items()
         log.info("tokens_changed", known=len(new), added=len(new - old), removed=len(old - new))
@@ -99,7 +99,8 @@ class Rereading:
         if bool(config.tokens) == bool(self._config.tokens):
             return ""
         return (
-            "tokens: expected tokens before and after, or neither; restart to turn them on or off"
+            "tokens: expected tokens before and after the change, or never; "
+            "restart to turn tokens on or off"
         )
 
     def _stamp(self) -> _Stamp:

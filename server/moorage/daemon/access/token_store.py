@@ -82,7 +82,7 @@ class TokenStore:
         """Store a new token and return it; it cannot be read again.
 
         Raises:
-            TokenStoreError: A token has this name, or it cannot be stored.
+            TokenStoreError: Another token has this name, or the new token cannot be stored.
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
         row = TokenRow(name, digest(token), role.value, tenant, now, expires_at)
@@ -96,7 +96,7 @@ class TokenStore:
         """Refuse a token from now on; return False if it was revoked already.
 
         Raises:
-            TokenStoreError: No token has this name, or it cannot be stored.
+            TokenStoreError: No token has this name, or the revocation cannot be stored.
         """
         with self._errors():
             revoked = self._rows.revoke(name, now)

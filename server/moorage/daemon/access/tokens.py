@@ -1,7 +1,7 @@
 """Verifies tokens: those of the settings, named ones, and those of an OpenID Connect issuer.
 
-Both doors use it. Tokens may change while the server runs: `token_refresh` changes those of the
-settings, `token_store` has the named ones, `oidc` verifies the issuer's.
+Both ports ask this module. Tokens may change while the server runs: `token_refresh` changes those
+of the settings, `token_store` has the named ones, `oidc` verifies the issuer's.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = structlog.get_logger("moored")
 
 
 class IssuerTokens(Protocol):
-    """Tokens of an issuer, as `oidc.OidcTokens` verifies them; its library is an extra."""
+    """Verifies an issuer's tokens; `oidc.OidcTokens`, which needs an extra, implements it."""
 
     def caller(self, bearer: str) -> Caller | None:
         """Return the caller of a token; None if it is not valid, or its key is not known."""
@@ -49,10 +49,10 @@ class Tokens:
     """Finds the caller of a token by its digest, so that timing reveals nothing of the token.
 
     Args:
-        tokens: Token to tenant, from the settings. Their role is author.
-        operators: Tenants among them whose role is admin.
-        store: Named tokens; None: there are none.
-        issuer: The tokens of an issuer; None: there is none.
+        tokens: The tenant of each token in the settings. These tokens have the role author.
+        operators: The tenants whose tokens have the role admin instead.
+        store: The named tokens; None: there is no store.
+        issuer: Verifies the tokens of an issuer; None: no issuer is configured.
 
     Attributes:
         own: The token with which the server calls itself, as the tenant `local`.
@@ -103,7 +103,7 @@ class Tokens:
         return None if self._issuer is None or not bearer else self._issuer.caller(bearer)
 
     def pending(self, bearer: str | None) -> Awaitable[bool] | None:
-        """Return an awaitable after which `caller` can judge a token; None: it can already.
+        """Return an awaitable after which `caller` can judge a token; None: it can now.
 
         Its result: whether the token can be verified now. It cannot be if its issuer does not
         answer, or the store of named tokens cannot be read: a database that restarts, say.
@@ -137,7 +137,7 @@ class Tokens:
             before = now
 
     def _find_ended(self) -> tuple[bool, frozenset[str]]:
-        """Return whether callers need a token, and which named ones are no longer valid."""
+        """Return whether callers need a token, and which named tokens are no longer valid."""
         now, named = time.time(), self._read_named_tokens() or {}
         ended = frozenset(key for key, each in named.items() if not each.is_valid(now))
         return self.required, ended
@@ -151,7 +151,7 @@ class Tokens:
         except TokenStoreError as error:
             if self._failure != str(error):  # It is logged once, although each caller meets it.
                 self._failure = str(error)
-                log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+                log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             return None
         self._failure = ""
         return found

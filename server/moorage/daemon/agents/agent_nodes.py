@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 Change = Callable[[JsonObject | None], JsonObject | None]
-"""Takes a node, or None if it does not exist; returns the new one, or None to change nothing."""
+"""Takes a node, or None if it does not exist; returns the new node, or None to change nothing."""
 
 
 class _Waiting(NamedTuple):
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class AgentNodes:
-    """Reads and changes nodes; see the module.
+    """Reads and changes nodes in the documents of their clusters.
 
     Args:
         clusters: Documents of the registry.
@@ -72,7 +72,7 @@ class AgentNodes:
             return ", ".join(f"{name}: {value}" for name, value in shut.items())
 
     async def put_own(self, document: JsonObject, place: Place) -> None:
-        """Put the server's own node, the only one of a document, into its cluster, or create it."""
+        """Put the only node of a document into its cluster; create the cluster if it is missing."""
         (node,) = nodes_of(document)
         if await self._document(place[0]) is None:
             await self._clusters.create(document, SERVER_ITSELF)
@@ -87,7 +87,7 @@ class AgentNodes:
         """Change a node. No other change comes between the read and the write.
 
         Raises:
-            ServiceError: The registry refuses it.
+            ServiceError: The registry refuses the change.
         """
         mine = _Waiting(place, change, asyncio.get_running_loop().create_future())
         self._waiting[mine] = None
@@ -136,7 +136,7 @@ class AgentNodes:
         await self._clusters.add_nodes(cluster, document, SERVER_ITSELF)
 
     async def take_out(self, place: Place) -> None:
-        """Take a node out of its cluster, if it is there."""
+        """Remove a node from its cluster, if the cluster has it."""
         async with self._writing:
             if place[1] in await self._registered(place[0]):
                 await self._clusters.remove_nodes(place[0], (place[1],))

@@ -33,13 +33,13 @@ class AgentStoreError(Exception):
 
 
 class JoiningToken(msgspec.Struct, frozen=True):
-    """Lets one new agent in.
+    """A token with which one new agent may join.
 
     Args:
         digest: SHA-256 of the token, in hexadecimal.
         cluster_id: The cluster that its machine joins.
         expires_at: The end of the token, in seconds since the epoch.
-        agent: Id of the agent that used it; empty: none has.
+        agent: Id of the agent that used it; empty: the token is unused.
     """
 
     digest: str
@@ -63,7 +63,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
     Args:
         cluster_id: The cluster that its machine belongs to.
-        node_id: The node that its machine is there.
+        node_id: The node that the machine is in this cluster.
         agent: Id of the agent, made once.
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: The time at which it joined, in seconds since the epoch.
@@ -98,7 +98,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in commands."""
+        """The agent's name in commands: cluster and node."""
         return f"{self.cluster_id}/{self.node_id}"
 
 
@@ -297,7 +297,7 @@ class AgentStore:
         """Refuse the key of an agent from now on.
 
         Raises:
-            AgentStoreError: There is no such agent, or it cannot be stored.
+            AgentStoreError: No agent has this name, or the revocation cannot be stored.
         """
         with self._change() as documents:
             found = _take(documents, name)
@@ -308,7 +308,8 @@ class AgentStore:
         """Record that an agent will not come back.
 
         Raises:
-            AgentStoreError: There is no such agent, it is connected, or it cannot be stored.
+            AgentStoreError: No agent has this name, the agent is connected, or the change cannot be
+                stored.
         """
         with self._change() as documents:
             found = _take(documents, name)

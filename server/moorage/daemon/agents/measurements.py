@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
 PUBLISH_SECONDS_A_MACHINE: Final = 0.015
-"""The same for each machine of the fleet: with 1,000 of them, as often as agents measure."""
+"""The pause is at least this long per machine: with 1,000, as long as between measurements."""
 STALE_SECONDS: Final = 60.0
 """Age at which a measurement is outdated."""
 GPUS_MAX: Final = 64
@@ -40,11 +40,11 @@ Tree = JsonObject
 
 
 class AgentMeasurements:
-    """Publishes measurements; see the module.
+    """Publishes metrics of machines in the documents of their clusters.
 
     Attributes:
         own: Node and metrics of the server's own machine, and their time in seconds since the
-            epoch; None: it is not registered.
+            epoch; None: this machine is not registered.
     """
 
     def __init__(self, metrics: Metrics) -> None:

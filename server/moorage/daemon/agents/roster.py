@@ -51,7 +51,7 @@ ANSWER_SECONDS_MAX: Final = 3.0
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50
-"""Beats of all agents together, as Nomad's `max_heartbeats_per_second`, within these pauses."""
+"""Beats of all agents per second, within `BEAT_SECONDS`; Nomad's `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
 """Leases start elsewhere once a machine was silent for its agent's `unheard_seconds` and this
 margin, in which its workloads end and clocks may differ."""
@@ -83,7 +83,7 @@ class _Refusal(Exception):  # noqa: N818  # It names an answer, not a fault.
 
 
 class AgentRoster:
-    """Manages agents and their machines; see the module.
+    """Lets agents in, and manages their machines in the registry and the backend.
 
     Args:
         store: The agents that may connect, and the tokens with which machines may join.
@@ -165,7 +165,7 @@ class AgentRoster:
         try:
             return secret is not None and await self._find(secret) is not None
         except AgentStoreError as error:
-            log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+            log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             return None
 
     async def _find(self, secret: str) -> AgentRecord | JoiningToken | None:
@@ -185,7 +185,7 @@ class AgentRoster:
         try:
             epoch = self._epoch + self._reclaimed
             link = AgentLink(socket, partial(fleet.tell, machine), epoch)
-            machine.hear(link)  # First: its later messages continue from its hello.
+            machine.hear(link)  # First: later messages of the agent continue from the hello.
             if key:
                 about = {"cluster": machine.place[0], "node": machine.place[1]}
                 self._audit(
@@ -204,7 +204,7 @@ class AgentRoster:
         finally:
             self._coming.discard(machine.place)
             if machine.link is None and not machine.gone:
-                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` reads it.
+                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` reads this.
                     note, gone = self._store.note_disconnection, (machine.place, shown.changed_at)
                     await self._thread.change(note, gone, time.time())
 
@@ -292,7 +292,7 @@ class AgentRoster:
                 raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
             if isinstance(known, AgentRecord):
                 if known.agent != hello.agent:
-                    reason = f"this key belongs to {known.name}, whose data folder is another one"
+                    reason = f"this key belongs to {known.name}, which has another data folder"
                     raise _Refusal(reason, final=True)
                 machine, _ = await self._take_over(self._fleet, known.place, hello)
                 return self._fleet, machine, ""
@@ -356,7 +356,7 @@ class AgentRoster:
     async def _take_over(
         self, fleet: FleetBackend, place: Place, hello: wire.AgentHello
     ) -> tuple[AgentMachine, bool]:
-        """Return the machine of a node, and whether it is new; refuse if another agent has it."""
+        """Return a node's machine, and whether it is new; refuse if another agent has the node."""
         taken = place in self._coming
         self._coming.add(place)
         try:
@@ -474,10 +474,10 @@ class AgentRoster:
             noted: The node as which it was registered before; None: unknown.
 
         Returns:
-            Its node; from now on, only the server and operators change its cluster.
+            The machine's node; from now on, only the server and operators change its cluster.
 
         Raises:
-            ServiceError: The registry refuses it.
+            ServiceError: The registry refuses the document.
         """
         (node,) = nodes_of(document)
         before = self._own_before(document, noted)
@@ -601,7 +601,7 @@ class AgentRoster:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
 
     async def _lose(self, machine: AgentMachine) -> None:
-        """Exclude a lost machine from placement; its workloads run on."""
+        """Exclude a lost machine from placement; its workloads keep running."""
         machine.note(lost=True)
 
         def lost(node: JsonObject | None) -> JsonObject | None:
@@ -659,7 +659,7 @@ class AgentRoster:
         await self._erase(machine.place)
 
     async def _erase(self, place: Place) -> None:
-        with contextlib.suppress(AgentStoreError):  # The next start erases it.
+        with contextlib.suppress(AgentStoreError):  # The next start erases the record.
             await self._thread.change(self._store.erase, place)
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Calls methods of a store; any of them may raise `AgentStoreError`."""
+    """Calls methods of the store of agents in a thread; each may raise `AgentStoreError`."""
 
     def __init__(self, store: AgentStore) -> None:
         self._store = store
@@ -31,7 +31,7 @@ class StoreThread:
     async def change(self, change: Callable[..., T], *arguments: object) -> T:
         """Return the result of a method that makes a change, once the change is durable."""
         outcome: Future[T] = Future()
-        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # It gets the result.
+        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # The outcome gets the result.
         self._submit(self._change_all)
         return await asyncio.wrap_future(outcome)
 

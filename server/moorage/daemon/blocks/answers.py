@@ -1,7 +1,7 @@
 """Checks the answers of a block's policies: shapes, ids, scores, nodes.
 
 `daemon.blocks.placement` uses a value that a policy returned only after a check here.
-Values only.
+This module reads no file and calls no service.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -17,9 +17,9 @@ Nodes = Mapping[str, Sequence[str]]
 """The healthy nodes of a cluster, each with its device ids."""
 
 SCORE_BYTES_MAX: Final = 16 << 10
-"""Bytes of one packed `selection_score_data`: a block holds those of all its clusters."""
+"""Maximum bytes of one packed `selection_score_data`: a block has one for each cluster."""
 SHOWN_CHARACTERS_MAX: Final = 300
-"""Characters of a policy's text that a reason quotes; the rest is cut off."""
+"""Maximum characters of a policy's text that a reason quotes; the rest is cut off."""
 
 
 def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[str]:
@@ -27,7 +27,7 @@ def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[s
 
     Args:
         value: The value that the policy returned: `{"clusters": [documents or ids]}`.
-        offered: Ids of the clusters that it was given.
+        offered: Ids of the clusters that the policy was given.
         at: The policy's place in the block, for errors.
 
     Raises:
@@ -55,7 +55,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
     Args:
         value: `{"selection_score_data": {"score": 0..1, "node_info": {"node_id", "gpus"}}}`. An
             empty `node_info` leaves the node open; further keys stay.
-        nodes: The nodes that it was given as `healthy_nodes`.
+        nodes: The nodes that the policy was given as `healthy_nodes`.
         at: The policy's place in the block, for errors.
 
     Raises:
@@ -79,9 +79,9 @@ def read_choice(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     """Return the cluster that a clusterAllocator's `post_dry_run` chose.
 
     Args:
-        value: The value that the policy returned: one of the entries that it was given, or the id
-            of an entry.
-        offered: The nodes of each cluster that it was given.
+        value: The value that the policy returned: one of the entries in its input, or the id of an
+            entry.
+        offered: The nodes of each cluster that the policy was given.
         at: The policy's place in the block, for errors.
 
     Raises:

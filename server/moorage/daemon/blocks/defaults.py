@@ -69,7 +69,7 @@ def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
     """Return the cluster with the highest score above 0, the first of equals; None without any.
 
     Args:
-        scores: Clusters, and what was said of each: `{"score", …}`.
+        scores: Clusters, each with the answer of its dry run: `{"score", …}`.
     """
     name, data = max(scores, key=lambda each: each[1]["score"], default=("", {"score": 0}))
     return name if data["score"] > 0 else None

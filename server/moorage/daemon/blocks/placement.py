@@ -1,9 +1,9 @@
 """Block-level requests: which cluster, and which node of it, a block should run on.
 
-Admission hands them over from the socket; `BlockServices` is what the documented endpoints of the
-cluster-controller gateway reach. The flow: the
-filter finds clusters, the block's clusterAllocator narrows them, its resourceAllocator scores each
-(a dry run), its clusterAllocator chooses one of those that were scored. Nothing is reserved.
+Admission passes requests from the socket; `BlockServices` passes those from the documented
+endpoints of the cluster-controller gateway. The filter finds clusters, the block's clusterAllocator
+narrows them, its resourceAllocator scores each (a dry run), its clusterAllocator chooses one of
+those that were scored. Nothing is reserved.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ Mode = Literal["dry_run", "select_clusters"]
 CLUSTERS_MAX: Final = 1000
 """Maximum clusters that one block is tried on; of more, the first by id are taken."""
 RUNNING_MAX: Final = 32
-"""Blocks in progress at one time; one tenant gets at most one less. Further blocks wait."""
+"""Maximum blocks in progress; further blocks wait. One tenant may have one block less."""
 WAITING_MAX: Final = 1024
-"""Blocks that wait for a turn. With one more, the newest waiting block of the tenant with most
-blocks is refused with `busy`."""
+"""Maximum blocks that wait for a turn. With one more, the newest waiting block of the tenant with
+most blocks is refused with `busy`."""
 SECONDS_MAX: Final = 60.0
-"""Seconds for one block, its wait included; then the answer is `policy_timeout`."""
+"""Maximum seconds for one block, with its wait; after them, the answer is `policy_timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class BlockPlacement:
         """Find the place of a block.
 
         Args:
-            tenant: Who asks, and with whose context the policies run.
+            tenant: The tenant that asks; the policies run with its context.
             block: The block document.
             mode: `select_clusters`: the clusters that the clusterAllocator selects;
                 `dry_run`: the cluster that it chooses of these, with the score and the node.

@@ -24,11 +24,11 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
 
 CONCURRENT_MAX: Final = 4
-"""Clusters of one block scored at one time: as many as the cells that a policy may have."""
+"""Maximum clusters of one block that are scored at a time: as many as a policy has cells."""
 DRY_RUNS_SECONDS_MAX: Final = 40.0
-"""Seconds to score the clusters of one block; clusters not scored by then are left out."""
+"""Maximum seconds to score the clusters of one block; clusters not scored by then are left out."""
 NAMED_MAX: Final = 20
-"""Left-out clusters that are named; any further ones are only counted."""
+"""Maximum left-out clusters that an answer names; any further ones are only counted."""
 _ANSWERED_WHOLE_BYTES: Final = ANSWER_BYTES_MAX // 2
 """Packed documents up to this size may come back whole from a policy: as JSON they are larger.
 Above it, only ids come back, and this module inserts the documents again."""
@@ -50,7 +50,7 @@ class Candidate:
 
     Args:
         packed: Its document and metrics, as the catalog packs them for policies.
-        nodes: Its healthy nodes, since its dry run.
+        nodes: Its healthy nodes; empty before its dry run.
         score_data: The answer of the dry run: `{"score", "node_info"}`.
     """
 
@@ -102,7 +102,8 @@ class BlockRun:
         """Let the clusterAllocator narrow the clusters.
 
         Returns:
-            The policy's result (None for the built-in one, which keeps all), and the clusters left.
+            The policy's result (None for the built-in one, which keeps all), and the remaining
+            clusters.
         """
         if not self._allocator.uri:
             return None, list(found)
@@ -198,7 +199,7 @@ class BlockRun:
         value = await self._evaluate(self._allocator, given, sum(sizes), returned_max=max(sizes))
         offered = {each.name: each.nodes for each in scored}
         name = answers.read_choice(value, offered, self._allocator.at)
-        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
+        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # The policy returned the id, and added fields.
             added = value if isinstance(value, dict) else {}
             return self._entry(by_name[name]) | added
         return value if isinstance(value, dict) else self._entry(by_name[name])
@@ -238,7 +239,7 @@ class BlockRun:
     async def _evaluate(
         self, spec: PolicySpec, given: JsonMapping, size: int, *, returned_max: int = 0
     ) -> JsonValue:
-        if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
+        if size > INPUT_BYTES_MAX:  # Before `evaluate` copies them.
             raise _too_large(spec.at)
         record = self._records[spec.role]
         if record.schemas is not None and record.schemas.inputs is not None:

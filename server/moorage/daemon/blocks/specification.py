@@ -27,7 +27,7 @@ _QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One of a block's policies.
+    """The policy that a block uses for one role.
 
     Args:
         at: Its place in the document, for errors.
@@ -52,8 +52,8 @@ class BlockSpec:
         resource_allocator: Scores one cluster and names a node of it.
         filter: An unparsed filter body that selects the clusters to try, and its place in the
             document; None: every live cluster.
-        demand: What the built-in resource allocator makes fit: the block's `resources`, in the form
-            of an ad-hoc request's; None if it gives none.
+        demand: The amounts that the built-in resourceAllocator looks for: the block's `resources`,
+            in the form of an ad-hoc request's; None if the block gives none.
     """
 
     cluster_allocator: PolicySpec
@@ -151,7 +151,7 @@ def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
         if not given:
             return None
     if given.keys() & _QUERIES:
-        # Blocks in use give the queries alone. The place of what is wrong in them stays theirs.
+        # Existing blocks give the queries alone; errors still name places in the queries.
         return {"matchType": "cluster", "filter": given}, at.rpartition(".")[0]
     return given, at
 

@@ -19,10 +19,11 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 
 TASKS_MAX: Final = 1024
-"""Stored tasks; with one more, the oldest finished task of the tenant with most tasks is forgotten.
-If no task is finished, the new task is refused as `busy`, except for tenants with few tasks."""
+"""Maximum stored tasks; with one more, the oldest finished task of the tenant with most tasks is
+forgotten. If no task is finished, the new task is refused as `busy`, except for tenants with few
+tasks."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Bytes of stored results; beyond it, the oldest of the tenant with the largest are dropped."""
+"""Maximum bytes of stored results; beyond this, the tenant with most loses its oldest ones."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class _Task:
 
 
 class BlockServices:
-    """The block endpoints.
+    """Serves the block endpoints of the gateway.
 
     Args:
         spawn: Runs work in the background.
@@ -81,11 +82,11 @@ class BlockServices:
         """Answer `GET /api/tasks/{task_id}`: a task, pending, completed with `result`, or failed.
 
         Raises:
-            ServiceError: `not_found`: there is none, it is forgotten, or it is another tenant's.
+            ServiceError: `not_found`: no such task of this tenant is stored.
         """
         task = self._tasks.get(task_id)
         if task is None or task.tenant != tenant:
-            reason = f"there is no task {task_id}: only the latest are stored, until a restart"
+            reason = f"there is no task {task_id}: old tasks are forgotten, and all at a restart"
             raise ServiceError(Code.NOT_FOUND, reason, field="task_id")
         return task.state
 
@@ -96,7 +97,7 @@ class BlockServices:
         except ServiceError as error:
             task.state |= {"status": "failed", "error": _error(error)}
         except RecursionError:
-            # As deep as can be packed, and one level deeper in the result.
+            # The document can just be packed; in the result it is one level too deep.
             too_deep = ServiceError.wrong_field("input", "a document that is nested less deeply")
             task.state |= {"status": "failed", "error": _error(too_deep)}
         else:

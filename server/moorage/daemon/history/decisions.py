@@ -1,7 +1,7 @@
 """`decisions`: lists recent decisions, newest first, for the console.
 
 Grants, places in the queue and what became of them are in the ledger. An immediate refusal is no
-fact: the last refusals are stored here, each with the number of the last fact at that time.
+fact: this module stores the last refusals, each with the number of the last fact at that time.
 """
 
 import re
@@ -25,11 +25,11 @@ from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
-"""Refusals stored; beyond it the oldest of the tenant with most is forgotten."""
+"""Maximum stored refusals; with one more, the tenant with most loses its oldest one."""
 KEPT_BYTES_MAX: Final = 4_096
-"""Largest request that is stored with its refusal, in bytes."""
+"""Maximum bytes of a request that is stored with its refusal; larger ones are not stored."""
 WINDOWS_MAX: Final = 5
-"""Pages of the ledger that one answer searches; the next call continues after them."""
+"""Maximum pages of the ledger that one answer searches; the next call searches on."""
 KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}
 """The kind of fact that records each state of a decision, by state."""
 FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
@@ -59,7 +59,7 @@ class RefusedAtOnce:
 
 
 class Decisions:
-    """Recent decisions.
+    """Lists recent decisions: grants and queueing from the ledger, and the stored refusals.
 
     Args:
         ledger: The ledger, which has the facts. This object is made before any fact is stepped.
@@ -152,13 +152,13 @@ class Decisions:
     async def _window(
         self, before: LedgerPlace, wanted: JsonObject
     ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
-        """Return the rows of facts before a place, newest first, and the place of older facts."""
+        """Return the rows of facts before a place, newest first, and the place to search next."""
         top = before.seq if before.number else before.seq - 1
         top = min(top, self.ledger.last_seq)
         bottom = max(1, top - PAGE_FACTS_MAX + 1)
         state = wanted.get("state")
         entries = await self._entries(bottom, top, KINDS.get(str(state)))
-        # Numbers have no gaps: if the first fact has another one, older facts are pruned.
+        # Numbers have no gaps: if the first fact has a higher number, older facts are pruned.
         more = bottom > 1 and bool(entries) and entries[0].seq == bottom
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
         found = [
@@ -205,10 +205,10 @@ class Decisions:
                 outcome = {"state": "requeued", "reason": reason}
             case Ended(request, _, reason):
                 outcome = {"state": "ended", "reason": reason}
-            case _:  # It decides about no request.
+            case _:  # Such a fact decides about no request.
                 return None
         if state not in {None, outcome["state"]}:
-            return None  # Its subject need not be looked up.
+            return None  # The subject need not be looked up.
         subject = asks.get(request) or await self._subject(request)
         return None if subject is None else _row(entry.seq, entry.at, subject, outcome)
 
@@ -224,12 +224,12 @@ def subject_of(fact: Fact) -> Subject | None:
             return ask
         case Granted(lease):
             return lease
-        case _:  # It decides about no request.
+        case _:  # Such a fact decides about no request.
             return None
 
 
 def resources(subject: Subject) -> JsonObject | None:
-    """Return the requested resources; of a lease whose request is forgotten, the granted ones."""
+    """Return the requested resources, or the granted ones of a lease whose request is forgotten."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:
         return None if ask.demand is None else resources_of(ask.demand)

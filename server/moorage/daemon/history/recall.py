@@ -45,7 +45,7 @@ def answer(  # One case per fact.
         since: Time of the oldest remaining fact; None: no fact was pruned.
 
     Returns:
-        The story; a refusal if there is none or it belongs to another tenant.
+        The story; a refusal if no entry exists, or the subject belongs to another tenant.
     """
     owners = [each.tenant for entry in entries if (each := subject_of(entry.fact)) is not None]
     if not owners or not (question.sees_all or question.tenant in owners):

@@ -1,7 +1,7 @@
 """Rebuilds the fleet from the ledger's facts, as it was at a time or when a request was decided.
 
-The console's playground and its view of the fleet ask for it. Without the first facts, which may be
-pruned, no fleet can be rebuilt.
+The console's playground and its view of the fleet show such fleets. Without the first facts, which
+may be pruned, no fleet can be rebuilt.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
-"""Fleets that are rebuilt, or wait for that, per tenant; one more is refused as `busy`."""
+"""Maximum rebuilt or waiting fleets of one tenant; a further one is refused as `busy`."""
 RECALLS_MAX: Final = 32
-"""Fleets that are rebuilt, or wait for that, for all tenants together."""
+"""Maximum rebuilt or waiting fleets of all tenants."""
 FACTS_MAX: Final = 200_000
 """Maximum facts that are applied again for one answer."""
 
@@ -57,7 +57,8 @@ class RecalledFleets:
         """Return the clusters and leases as they were when a request was decided.
 
         Raises:
-            ServiceError: `unknown_request`, `unavailable`.
+            ServiceError: `unknown_request`; `unavailable`: the ledger's facts are pruned, or cannot
+                be read.
         """
         _, state = await self._recall(request, caller)
         leases = state.leases.values()
@@ -70,7 +71,8 @@ class RecalledFleets:
         """Return the fleet of `before`, for a page to draw, and the message of the request.
 
         Raises:
-            ServiceError: As `before`.
+            ServiceError: `unknown_request`; `unavailable`: the ledger's facts are pruned, or cannot
+                be read.
         """
         decided, state = await self._recall(request, caller)
         answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
@@ -80,7 +82,7 @@ class RecalledFleets:
         """Return the fleet as it was at a time, for a page to draw.
 
         Raises:
-            ServiceError: `unavailable`.
+            ServiceError: `unavailable`: the ledger's facts are pruned, or cannot be read.
         """
         async with self._turn(caller.tenant):
             try:
@@ -149,7 +151,7 @@ class RecalledFleets:
             for entry in page:
                 if not was(entry):
                     return state, seq
-                if entry.seq != seq + 1:  # Pruned meanwhile.
+                if entry.seq != seq + 1:  # Facts were pruned meanwhile.
                     raise _lost_error()
                 apply(state, entry.fact)
                 seq = entry.seq

@@ -45,7 +45,7 @@ COLUMNS: Final = ("state", "milli", "tenant", "ends")
 
 
 class ShownSlot(NamedTuple):
-    """The content of one slot."""
+    """What the map shows for one slot."""
 
     state: int
     milli: int
@@ -155,7 +155,7 @@ class FleetMap:
                 ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned() | Moved() | ClockMoved()
             ):
                 self.is_outdated = True
-            case _:  # It is about no slot.
+            case _:  # The fact is about no slot.
                 pass
 
     def _slots(self, lease: Lease) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Topic `map`: sends the console's fleet map to all watchers, first whole, then its changes.
 
 A session with unread news gets nothing more, and later the whole map again: a slow browser misses
-news, but costs no memory. Without watching sessions, no map exists.
+news, but costs no memory. While no session watches, no map exists.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "map"
 PAUSE_SECONDS: Final = 0.1
-"""Least seconds between two messages; many watchers make it `PAUSE_EACH_SECONDS` per watcher."""
+"""Least seconds between two messages; with many watchers, `PAUSE_EACH_SECONDS` per watcher."""
 PAUSE_EACH_SECONDS: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 1.0
 REMAKE_SECONDS: Final = 1.0
 """Least seconds between two maps when the inventory changes."""
 FACTS_MAX: Final = 100_000
-"""Facts that wait for the next message; beyond it the map is made again."""
+"""Maximum facts that wait for the next message; beyond this, the map is made again."""
 PIECE: Final = 1_000
 """Leases drawn on a new map before other tasks run."""
 
@@ -43,7 +43,7 @@ class _Watching:
 
 
 class MapNews:
-    """All sessions that watch the map.
+    """Sends the fleet map and its changes to all sessions that watch it.
 
     Args:
         state: The state to draw.

@@ -1,9 +1,8 @@
 """`stream`: sends a client the progress of its request, before and after the one reply.
 
-A request is `queued` with its position and when its turn is expected, `deciding` while its policy
-takes longer than a moment, `decided`, and where a workload is started for it `starting` and
-`ready`. Each is a message of its own with the request's
-`id`. Facts are sent once they are on the disk.
+The messages are `queued` with the position and the expected time, `deciding` while the policy takes
+longer than a moment, `decided`, and for a workload `starting` and `ready`. Each message has the
+request's `id`. Facts are sent once they are on the disk.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ PAUSE_SECONDS: Final = 1.0
 DECIDING_SECONDS_MAX: Final = 60.0
 """Maximum seconds between two `deciding` messages; each interval is twice the one before."""
 SHARE_MAX: Final = 0.05
-"""Share of time for checking positions: the longer the queue, the rarer the checks."""
+"""Maximum share of time for checking positions: the longer the queue, the rarer the checks."""
 MOVED_SECONDS_MIN: Final = 10.0
 """Least change of an expected time that is sent, in seconds; also at least a fifth of the wait."""
 MOVED_SHARE_MIN: Final = 0.2
@@ -51,12 +50,12 @@ class _Streamed:
 
 
 class RequestProgress:
-    """The requests with `stream`.
+    """Sends the progress of requests with `stream` to their clients.
 
     Args:
-        push: Sends a message to a session, or counts it as missed there.
+        push: Sends a message to a session, or counts the message as missed.
         positions: Returns the positions of those requests that are in the queue.
-        expected: Returns when these requests are served, as far as known.
+        expected: Returns when the requests in the queue are served, as far as known.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class RequestProgress:
         streamed = self._streamed[first][-1]
         if waits:
             streamed.position = 0
-        elif not others:  # Nothing here noted when its policy began.
+        elif not others:  # The start of its policy was not noted.
             since = time.monotonic()
         streamed.deciding_since, streamed.deciding_due = since, PAUSE_SECONDS
         self._queued.set()
@@ -130,7 +129,7 @@ class RequestProgress:
                     pass
 
     def observe_consultation(self, request: RequestId) -> None:
-        """Record that the policy of a request begins to decide. Runs on the hot path."""
+        """Record that a policy is consulted for a request and begins to decide. On the hot path."""
         for streamed in self._streamed.get(request, ()) if self._streamed else ():
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()

@@ -1,6 +1,6 @@
 """Topic `shapes`: tells all watchers how often the most frequent demands fit.
 
-The counts are those of `shapes`.
+`shapes` counts the demands.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PAUSE_SECONDS: Final = 1.0
 
 
 class ShapeNews:
-    """All sessions that watch topic `shapes`.
+    """Sends the counts of shapes to all sessions that watch topic `shapes`.
 
     Args:
         push: Sends news to a session.
@@ -92,7 +92,7 @@ class ShapeNews:
         self, viewer: Tenant | None, counted: dict[Demand, ShapeCounts]
     ) -> list[JsonObject]:
         rows: list[JsonObject] = []
-        fleet = self._state.fleet  # As of now: looking at it brings it up to date.
+        fleet = self._state.fleet  # Reading `fleet` updates it first.
         for demand, times in self.counts.most(viewer):
             if demand not in counted:
                 known = self._counts.get(demand)

@@ -1,7 +1,7 @@
 """Counts how often the most frequent demands fit: now, and if free capacity were on few nodes.
 
-The daemon keeps one `ShapeCounts` for each shape that the console shows. A count is that of
-`Fleet.copies`, and only nodes that changed are counted again.
+The daemon keeps one `ShapeCounts` for each shape that the console shows. The counts are those of
+`Fleet.copies`; only changed nodes are counted again.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from moorage.policy.inventory import Ints
 from moorage.records.json_values import JsonObject
 
 SHAPES_MAX: Final = 6
-"""Shapes shown at one time."""
+"""Maximum shapes shown at one time."""
 ASKED_MAX: Final = 4_096
-"""Counted pairs of tenant and demand; beyond it the least frequent are forgotten."""
+"""Maximum counted pairs of tenant and demand; beyond this, the least frequent are forgotten."""
 HALVED_AT: Final = 100_000
 """Number of requests after which all counts are halved, so that recent requests count more."""
 PLACES_MAX: Final = 100
 """Maximum nodes listed for one shape."""
 STRANDED_MAX: Final = 3
-"""Maximum listed nodes of those with the most free capacity that a shape cannot use."""
+"""Maximum nodes listed as having the most free capacity that a shape cannot use."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
 """Shapes that fill the list if requests had fewer shapes."""
 
 
 class AskedShapes:
-    """Counts requests by tenant and demand, recent ones more."""
+    """Counts requests by tenant and demand; recent requests count more."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Tenant, Demand], int] = {}
@@ -64,7 +64,7 @@ class AskedShapes:
 
 
 class ShapeCounts:
-    """One shape, counted on all nodes.
+    """Counts how often one shape fits on all nodes.
 
     Args:
         fleet: The nodes to count on; read only.

@@ -54,15 +54,15 @@ from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.sandbox import OpenCircuit
 
 TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
-"""`policies`: changes of aliases, and policies with an open circuit for one's requests; `leases`:
-one's own; `fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`.
-Callers who may see all tenants get the news of all leases."""
+"""`policies`: changes of aliases, and policies with an open circuit for the watcher's requests;
+`leases`: those of the watcher's tenant; `fleet`: clusters that come and go; `map` and `shapes`: see
+`map_news` and `shape_news`. Callers who may see all tenants get the news of all leases."""
 RECENT_MAX: Final = 100
 """Maximum events of the fleet and of policies that are remembered."""
 FAILURES_MAX: Final = 100
-"""Failures of workloads that are remembered, even if no session watches."""
+"""Maximum failures of workloads that are remembered, even if no session watches."""
 OTHERS_MAX: Final = 20
-"""News of other tenants' leases that are sent per second; of more, only the number is sent."""
+"""Maximum news per second of other tenants' leases; of further news, the number is sent."""
 
 log = structlog.get_logger("moored")
 
@@ -83,11 +83,11 @@ _AboutLease = (
 
 
 class Watchers:
-    """All sessions that watch.
+    """Sends the news of each topic to the sessions that watch it.
 
     Args:
-        push: Sends news to a session, or counts it as missed there.
-        lease: Finds a lease, also one of the last that ended.
+        push: Sends news to a session, or counts the news as missed.
+        lease: Finds a lease that holds resources, or was one of the last to end.
         leases: The leases that hold resources.
         map_news: Sends topic `map`.
         shape_news: Sends topic `shapes`.
@@ -121,7 +121,7 @@ class Watchers:
         """Send a session the news of these topics from now on; return all its topics.
 
         Raises:
-            ServiceError: `bad_message`: there is no such topic.
+            ServiceError: `bad_message`: a topic does not exist.
         """
         for number, topic in enumerate(topics):
             if topic not in self._watching:
@@ -179,7 +179,7 @@ class Watchers:
             topic: One of `TOPICS`.
             name: The name of the event.
             data: Values for JSON.
-            tenant: The tenant that the news is about; None: everybody.
+            tenant: The tenant that the news is about; None: all tenants.
         """
         self._counts[topic] += 1
         if topic != "leases":
@@ -207,7 +207,7 @@ class Watchers:
         The newest comes first.
 
         Args:
-            viewer: The tenant that asks; None: it may see all.
+            viewer: The tenant that asks; None: an operator, who may see all.
         """
         seen = (None, viewer)
         all_news = (*self._recent, *self._failures)
@@ -259,7 +259,7 @@ class Watchers:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
     def circuits(self, circuit: OpenCircuit) -> None:
-        """Tell a tenant that a policy's circuit is open for its requests, for a while."""
+        """Tell a tenant that a policy is not consulted for its requests, for a while."""
         data = {
             "policy_rule_uri": circuit.ref.uri,
             "overruns": circuit.overruns,
@@ -293,7 +293,7 @@ class _Budget:
         self._dropped = 0
 
     def spend(self) -> bool:
-        """Return whether one more message may be sent now; count the messages that may not."""
+        """Return whether one more message may be sent now; if not, count the message."""
         now = time.monotonic()
         if now >= self._until:
             self._until, self._left = now + 1.0, OTHERS_MAX

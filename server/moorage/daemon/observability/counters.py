@@ -24,7 +24,7 @@ _COUNTED: Final[tuple[type, ...]] = (Granted, Renewed, Requeued, Warmed, Ended, 
 
 
 class Measures:
-    """The daemon's own metrics, in a Prometheus registry of their own.
+    """Counts facts, requests and refusals, and serves all metrics of the daemon.
 
     Attributes:
         requests: Number of requests for a placement that were not added to the counter yet.
@@ -32,7 +32,7 @@ class Measures:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # Counted here first: the library's counters take a lock, and time, for each request.
+        # Requests are first counted here: the library's counters would take a lock for each.
         self.requests = 0
         self._recorded = dict[type, int].fromkeys(_COUNTED, 0)
         self.registry.register(_Gauges(self._settle))
@@ -95,7 +95,7 @@ class Measures:
         return {each.labels["code"]: int(each.value) for each in counted}
 
     def text(self) -> bytes:
-        """Return everything in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
@@ -109,12 +109,12 @@ class _Gauges(Collector):
 
 
 def counter(name: str, about: str, value: float) -> Metric:
-    """Return one counter without labels; its value is counted elsewhere."""
+    """Return one counter without labels; the caller counts its value."""
     return CounterMetricFamily(name, about, value=value)
 
 
 def counters(name: str, about: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    """Return one counter per value of a label; their values are counted elsewhere."""
+    """Return one counter per value of a label; the caller counts their values."""
     family = CounterMetricFamily(name, about, labels=[label])
     for key, value in values:
         family.add_metric([key], value)

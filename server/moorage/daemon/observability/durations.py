@@ -19,12 +19,12 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Lease, RequestId
 
 LABELS_MAX: Final = 50
-"""Policies or backends with a series of their own; all later ones count as `other`."""
+"""Maximum policies or backends with a series of their own; later ones count as `other`."""
 OTHER: Final = "other"
 VERSIONS_MAX: Final = 1_000
-"""Versions of policies whose series is remembered; beyond it the memory starts afresh."""
+"""Maximum versions of policies whose series is remembered; with more, all are forgotten."""
 CONSULTATIONS_MAX: Final = 100_000
-"""Consultations whose start is remembered; with this many, new ones are not measured."""
+"""Maximum consultations whose start is remembered; beyond this, new ones are not measured."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
 _USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (
@@ -87,7 +87,7 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Series:
-    """Durations of one label: counts by bucket, and their sum."""
+    """Durations of one label's value: counts by bucket, and the sum of the seconds."""
 
     counts: list[int]
     seconds: float = 0.0
@@ -97,7 +97,7 @@ class DurationMetrics:
     """Measures waiting, evaluation, verification, commits and starts of workloads.
 
     Args:
-        lease: Finds a lease, also one of the last that ended.
+        lease: Finds a lease that holds resources, or was one of the last to end.
     """
 
     def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:

@@ -1,4 +1,4 @@
-"""Gauges of `/metrics`, read from other packages."""
+"""Gauges of `/metrics` whose values are read from other packages."""
 
 import platform
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ from moorage.policy.fleet import Fleet
 from moorage.sandbox.host.contract import SandboxReport
 
 CELLS_MAX: Final = 50
-"""Policies whose cells have series of their own."""
+"""Maximum policies whose cells have series of their own."""
 FLEET_KINDS_MAX: Final = 200
-"""Pairs of cluster and model with series of their own; the rest is one series."""
+"""Maximum pairs of cluster and model with series of their own; the rest is one series."""
 
 
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:

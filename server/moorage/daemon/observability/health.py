@@ -21,7 +21,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Checks all that requests need.
+    """Checks all parts that requests need.
 
     Args:
         gateway: Listens until the daemon stops.
@@ -29,7 +29,7 @@ class Health:
         commit_loop: Steps the core.
         sandbox: Runs policies.
         mode: The isolation of policies.
-        tasks: Know whether a background task failed.
+        tasks: Says whether a background task failed.
     """
 
     gateway: Gateway

@@ -1,7 +1,7 @@
 """History of the last day, one sample per minute, for `GET /history` and the console's first view.
 
-A grant costs nothing here: a sample reads the state and what `counters` and `durations` count
-anyway. A file has the same samples for the next start; for longer times there is Prometheus.
+Grants do no work for the history: a sample reads the state, and the counts of `counters` and
+`durations`. A file has the same samples for the next start; for longer times there is Prometheus.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ log = structlog.get_logger("moored")
 
 SAMPLE_SECONDS: Final = 60.0
 SAMPLES_MAX: Final = 24 * 60
-"""Samples of one day."""
+"""Number of samples of one day."""
 DAY_SECONDS: Final = SAMPLES_MAX * SAMPLE_SECONDS
 SERIES_MAX: Final = 20
-"""Models, tenants and codes with series of their own in a sample; the rest is `other`."""
+"""Maximum models, tenants and codes with own series in a sample; the rest is `other`."""
 OLDEST_MAX: Final = 5
 ANSWERS_MAX: Final = 200
 """Maximum answers that are cached until the next sample."""
@@ -146,7 +146,7 @@ class _Sample:
 
 
 class HistoryRing:
-    """Takes samples, and answers from them.
+    """Takes a sample per minute, and answers queries from the samples of the last day.
 
     Args:
         state: The core's state; read only.
@@ -157,8 +157,8 @@ class HistoryRing:
 
     Attributes:
         agents: Returns the states of agents; the daemon sets it once they are known.
-        path: The path of the file that has the samples for the next start; None: they end with the
-            process.
+        path: The path of the file that has the samples for the next start; None: the samples end
+            with the process.
     """
 
     def __init__(
@@ -228,9 +228,9 @@ class HistoryRing:
         """Return the history, as a caller may see it.
 
         Args:
-            caller: Sees what others hold only as a sum, unless it has the right to see all.
+            caller: Without the right to see all, the caller gets only the sum of other tenants.
             minutes: Minutes to go back.
-            step: Minutes a point; points begin at multiples of it.
+            step: Minutes per point; points begin at multiples of this.
         """
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
         key = viewer, minutes, step
@@ -308,7 +308,7 @@ class HistoryRing:
         tenants = [_visible(each.tenants, viewer) for each in last]
         refusals = [_sum(each.counts.refusals for each in point) for point in whole]
         return History(
-            now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` puts the real one here.
+            now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` sets the present one.
             at=[each.at for each in last],
             minutes=[len(point) for point in whole],
             models={name: _gpus(name, last) for name in models},
@@ -418,7 +418,7 @@ def _noting() -> Iterator[None]:
 
 
 def _alike(one: _Counts, other: _Counts) -> bool:
-    """Return whether both have the same buckets: those of another release may differ."""
+    """Return whether both totals have the same buckets: another release may have others."""
     return all(
         len(getattr(one, name)) == len(getattr(other, name))
         for name in ("grants", "evaluations", "commits")

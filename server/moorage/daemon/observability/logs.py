@@ -24,7 +24,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
     ]
     readable = config.log_format == "console" or (config.log_format == "auto" and log.is_terminal)
     renderer: structlog.typing.Processor = (
-        # Quoted: so no name of a tenant can move a terminal's cursor.
+        # Values are quoted, so that no name of a tenant can move a terminal's cursor.
         structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
         if readable
         else structlog.processors.JSONRenderer()

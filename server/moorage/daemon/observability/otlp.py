@@ -23,9 +23,9 @@ from prometheus_client.metrics_core import Metric
 from moorage.daemon.observability.counters import counter
 
 QUEUE_MAX: Final = 2_048
-"""Spans that may wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` sets another limit."""
+"""Maximum spans that wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` sets another limit."""
 ANSWER_BYTES_MAX: Final = 1 << 16
-"""Bytes that are read of a receiver's answer, which says little and might be endless."""
+"""Maximum bytes that are read of a receiver's answer, which might be endless."""
 CLOSE_SECONDS_MAX: Final = 2.0
 """Seconds that a stop waits for the receiver to take the last spans."""
 
@@ -44,7 +44,7 @@ class _Session(requests.Session):
 
 
 class _CountingExporter:
-    """Counts spans given to an exporter, and spans that it could not send. Runs in its thread."""
+    """Counts spans given to an exporter, and those that it could not send; in its thread."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
@@ -96,8 +96,8 @@ class Spans:
         return self._tracer.start_span(name, set_span_in_context(parent))
 
     def end(self, span: Span) -> None:
-        """End a span. If too many wait to be sent, it is dropped and counted."""
-        if not span.is_recording():  # It is not sampled.
+        """End a span. If too many spans wait to be sent, drop and count it."""
+        if not span.is_recording():  # The span is not sampled.
             return
         if self._ended - self._exporter.taken >= self._queue_max:
             self._dropped += 1

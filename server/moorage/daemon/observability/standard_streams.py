@@ -1,7 +1,7 @@
 """Standard output and error streams whose writers never wait and never fail.
 
-`moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
-whatever was there before. So it covers all that a process says: its log, those of its libraries,
+`moored serve` replaces the descriptor by a pipe. One thread empties the pipe, another writes to the
+original stream. So this covers all that a process prints: its log, those of its libraries,
 warnings, tracebacks, and the programs that inherit the descriptor. Lines that cannot be written are
 dropped and counted. The mode of the descriptor is not changed, since other processes share it.
 """
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 BACKLOG_BYTES_MAX: Final = 4 << 20
-"""Bytes that may wait for a slow reader, some 20,000 log lines; beyond it new lines are dropped."""
+"""Maximum bytes (some 20,000 log lines) that wait for a slow reader; later lines are dropped."""
 FLUSH_SECONDS_MAX: Final = 2.0
 """Seconds that the process waits at its end until everything is written."""
 RETRY_SECONDS: Final = 1.0
-"""Seconds between two attempts to write again after a failure."""
+"""After a failed write, seconds between two attempts to write again."""
 _CHUNK_BYTES: Final = 64 << 10
 _PARTIAL_MILLISECONDS: Final = 100
-"""Milliseconds after which an unfinished line is written as it is."""
+"""Milliseconds after which a line without its newline is written as it is."""
 
 
 class StandardStream:
@@ -54,7 +54,7 @@ class StandardStream:
         os.dup2(write_end, descriptor)
         os.close(write_end)
         self._changed = threading.Condition()
-        # Lines, and how many were dropped just before them.
+        # Pending lines, each with the number of lines dropped just before it.
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._backlog_bytes = 0
         self._dropped_last = 0
@@ -100,7 +100,7 @@ class StandardStream:
                     self._keep(content[:whole])
                 self._changed.notify_all()
             if not (read or is_late):
-                return  # Nothing has the descriptor any more.
+                return  # No process has the descriptor any more.
 
     def _keep(self, lines: bytes) -> None:
         if self._backlog_bytes >= BACKLOG_BYTES_MAX:
@@ -143,7 +143,7 @@ class StandardStream:
         return bool(self._backlog or self._dropped_last)
 
     def _write(self, content: bytes) -> bytes:
-        """Write to the real descriptor, however long that takes; return what it did not accept."""
+        """Write to the original stream, however long it takes; after a failure, return the rest."""
         try:
             if self._is_cut and content:
                 self._write_some(b"\n")

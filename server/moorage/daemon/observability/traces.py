@@ -1,8 +1,8 @@
 """Traces each request from its socket to its workload, as spans and as `debug` log lines.
 
-`Replies`, `Admission` and `EffectCarrier` call it, where there is one: where neither the setting
-`traces` nor `debug` wants it, they have None. The core knows nothing of traces, which are made from
-the events that it gets and the effects that it returns.
+`Replies`, `Admission` and `EffectCarrier` call `RequestTraces`; they have None if neither the
+setting `traces` nor `debug` is on. The core knows nothing of traces, which are made from the events
+that it gets and the effects that it returns.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 _NONE: Final = RequestId("")
 FOLLOWED_MAX: Final = 10_000
-"""Maximum requests that are traced until their answer; beyond it the oldest is dropped."""
+"""Maximum requests that are traced until their answer; with one more, the oldest is dropped."""
 REQUESTS_MAX: Final = 2 * FOLLOWED_MAX
-"""At most this many requests are traced, with those whose lease has a traced workload."""
+"""Maximum traced requests in all, including those whose lease has a traced workload."""
 
 log = structlog.get_logger("moored")
 
@@ -70,7 +70,7 @@ class _Trace:
 
 
 class RequestTraces:
-    """Traces requests.
+    """Writes the spans and log lines of requests.
 
     Args:
         spans: The exporter of spans; None: requests are only logged.
@@ -132,7 +132,7 @@ class RequestTraces:
                     followed.started = event.fencing
             case WorkloadFailed() | WorkloadEnded():
                 self._finish(event.lease, "start", reason=event.reason)
-            case _:  # Others belong to no part of a request.
+            case _:  # Other events belong to no part of a request.
                 pass
         for fact in turn.facts:
             self._note(fact)
@@ -156,11 +156,11 @@ class RequestTraces:
                 if followed is not None and followed.started != lease.fencing:
                     backend = lease.provision.backend if lease.provision else ""
                     self._begin(followed, "start", backend=backend, attempt=lease.attempt)
-            case _:  # Others belong to no part of a request.
+            case _:  # Other effects belong to no part of a request.
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:
-        """Add the request's id to all log lines of this block, and of tasks started in it."""
+        """Add a lease's request id to all log lines of a block, and of tasks started in it."""
         followed = self._requests.get(lease.id)
         ids = {"request": str(lease.id)} if followed is None else followed.ids()
         return structlog.contextvars.bound_contextvars(**ids)
@@ -205,7 +205,7 @@ class RequestTraces:
         self._end_span(followed, span, attributes)
 
     def _close(self, followed: _Trace, **attributes: Any) -> None:
-        """End the span of a request; continue to trace its lease if that has a workload."""
+        """End the span of a request; continue to trace its lease if the lease has a workload."""
         self._end(followed, "admission")
         if not followed.has_workload:
             for part in tuple(followed.parts):

@@ -1,4 +1,4 @@
-"""Sends consultations to the sandbox or to another server, and to shadows.
+"""Sends each consultation to the sandbox or another server, and a copy of it to the shadows.
 
 The daemon passes `Consult` and `Forget` effects here, and the core's decision on each answer.
 """
@@ -20,11 +20,11 @@ from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 
 CODES_MAX: Final = 256
-"""Policies cached in the sandbox's form; before one more is cached, the cache is emptied."""
+"""Maximum policies cached in the sandbox's form; when full, the cache is emptied."""
 
 
 class Consultations:
-    """Consults policies.
+    """Has policies consulted for requests, and posts their answers to the core.
 
     Args:
         catalog: Has the policies.

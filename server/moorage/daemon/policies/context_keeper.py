@@ -14,7 +14,7 @@ from moorage.sandbox.host.sandbox import Sandbox
 SAVE_SECONDS: Final = 1.0
 """Seconds between two writes; if the process dies, the changes since the last write are lost."""
 SAVE_BYTES_MAX: Final = 8 << 20
-"""Bytes of contexts in one write; the rest goes with the next one."""
+"""Maximum bytes of contexts in one write; the rest goes with the next write."""
 
 log = structlog.get_logger("moored")
 
@@ -29,7 +29,7 @@ class ContextKeeper:
 
     async def restore(self) -> None:
         """Load the stored contexts into the sandbox, before any policy runs."""
-        # No context had that many changes, so later numbers are higher than all stored ones.
+        # No context has this many changes, so later numbers are higher than all stored numbers.
         entries = await self._contexts.load()
         contexts = [each for each in entries if read_changes_entry(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)
@@ -43,7 +43,7 @@ class ContextKeeper:
             await self.save()
 
     async def save(self) -> None:
-        """Write changed contexts, as much of them as one write may hold."""
+        """Write changed contexts, up to `SAVE_BYTES_MAX`."""
         changes = self._sandbox.take_changed_contexts(SAVE_BYTES_MAX)
         if not changes:
             return

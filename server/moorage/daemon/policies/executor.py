@@ -21,11 +21,11 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 EXECUTIONS_MAX: Final = 256
-"""Executions at a time; one more is refused as `busy`."""
+"""Maximum executions at a time; one more is refused as `busy`."""
 
 
 class PolicyExecutor:
-    """The executor service.
+    """Serves the executor service: evaluates policies for other servers.
 
     Args:
         catalog: Has the executors and the policies.
@@ -115,7 +115,7 @@ def _fleet_of(input_data: JsonValue) -> Fleet | None:
 
 
 def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
-    """Set a node's free amounts to the caller's; an amount that the caller omits is all free."""
+    """Set a node's free amounts to the caller's; an amount that the caller omits counts as free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)

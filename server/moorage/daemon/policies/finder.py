@@ -30,13 +30,13 @@ from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
 T = TypeVar("T")
 
 SEARCHES_MAX: Final = 2
-"""Searches at a time, and one per tenant: a single thread executes them."""
+"""Maximum searches at a time, one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that may wait. At one more, the tenant with the most loses its latest one (`busy`)."""
+"""Maximum waiting searches; with one more, the tenant with most loses its latest (`busy`)."""
 RANKING_SECONDS_MAX: Final = 30.0
-"""Seconds that a ranking may take, waiting for a cell included; then the answer is `busy`."""
+"""Maximum seconds for a ranking and its wait for a cell; after them, the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60
-"""Characters of a policy's wrong answer that the refusal shows."""
+"""Maximum characters of a policy's wrong answer that the refusal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class FoundCandidates:
 
 
 class Finder:
-    """Finds documents.
+    """Finds and ranks documents for searches, and candidates for requests.
 
     Args:
         catalog: Has the documents and the ranking policies.
@@ -100,7 +100,8 @@ class Finder:
         Args:
             action: Filter or search.
             body: As the client sent it, bare or in its envelope.
-            tenant: The caller's tenant: waits for its turn, and a ranking policy runs for it.
+            tenant: The caller's tenant: the search waits for its turn, a ranking policy acts for
+                it.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
             candidates: Search only clusters, and rank only the live ones.
@@ -222,7 +223,7 @@ def place_of(no: Refusal, at: str) -> str:
 
 async def _parse(parse: Callable[[JsonValue, str], T], body: Document, at: str) -> T:
     try:
-        # Patterns become tables while they are parsed, which may take milliseconds.
+        # Parsing turns patterns into tables, which may take milliseconds.
         return await asyncio.to_thread(parse, body, at)
     except QueryError as error:
         raise refusal_of(error) from error
@@ -238,8 +239,7 @@ def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> d
             shown = repr(each)[:SHOWN_CHARS_MAX]
             raise ServiceError(
                 Code.POLICY_BAD_OUTPUT,
-                f"{uri} ranked {shown}, which is not among the documents of its input "
-                f"({len(offered)}).",
+                f"{uri} ranked {shown}, which is not among its {len(offered)} documents.",
                 field=field,
                 expected="documents of its input, or their ids, the best first",
                 details={"policy_rule_uri": uri},

@@ -1,7 +1,7 @@
 """Policies that another server executes: `POLICY_EXECUTION_MODE` other than `local`.
 
-The daemon consults policies here instead of in the sandbox. The answer is a proposal like any
-other: the core verifies it, so a wrong or late executor cannot cause a wrong grant.
+With this setting, the daemon consults policies here, not in the sandbox. The answer is a proposal
+like any other: the core verifies it, so a wrong or late executor cannot cause a wrong grant.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from moorage.sandbox.cell.cluster_data import capacity_of
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
 EXECUTIONS_MAX: Final = 256
-"""Executions under way; one more is refused as `busy`."""
+"""Maximum executions under way; one more is refused as `busy`."""
 BODY_BYTES_MAX: Final = 16 << 20
-"""Bytes of one call, with the documents of all candidates; a longer one is refused: `too_large`."""
+"""Maximum bytes of a call with the documents of its candidates; larger: `too_large`."""
 REPLY_BYTES_MAX: Final = ANSWER_BYTES_MAX + (64 << 10)
-"""Bytes of one answer: a policy's largest value, and the envelope; a longer one is a bad output."""
+"""Maximum bytes of an answer: a policy's largest value, and the envelope."""
 _REASON_CHARS_MAX: Final = 900
 _KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE, Code.BUSY}
 
@@ -52,7 +52,7 @@ class RemotePolicies:
     Args:
         service: The HTTP service of the executor.
         executor: The id of the executor.
-        catalog: Has the documents that a policy is given.
+        catalog: Has the documents that are sent to a policy.
         fleet: Returns the fleet with its free amounts, which this class never changes.
         deliver: Called with exactly one event per consultation that was not forgotten.
         tasks: Run the executions.
@@ -89,7 +89,7 @@ class RemotePolicies:
         self._under_way[key] = self._tasks.spawn(self._run(consult, record))
 
     def forget(self, request: RequestId, consultation: int) -> None:
-        """Cancel a consultation; nothing will be delivered for it."""
+        """Cancel a consultation; no event is delivered for it."""
         task = self._under_way.pop((request, consultation), None)
         if task is not None:
             task.cancel()
@@ -223,7 +223,7 @@ def _read(reply: ServiceReply) -> JsonValue:
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
         return answer.data
     details = answer.error if isinstance(answer.error, dict) else {}
-    reason = str(details.get("reason") or answer.message or answer.error or "it gave no reason")
+    reason = str(details.get("reason") or answer.message or answer.error or "no reason given")
     code = details.get("code")
     known = next((each for each in _KNOWN if each == code), Code.POLICY_ERROR)
     raise ServiceError(known, f"the executor says: {reason[:_REASON_CHARS_MAX]}")

@@ -1,7 +1,8 @@
 """Applies a policy's schemas for the sandbox's host; see `sandbox.host.contract.Guard`.
 
-`daemon.policies.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
-not know each other, so this class turns the catalog's `ServiceError` into a `PolicyFault`.
+`daemon.policies.finder.code_of` makes a `SchemaGuard` for every policy that has schemas. Catalog
+and sandbox do not know each other, so this class turns the catalog's `ServiceError` into a
+`PolicyFault`.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class SchemaGuard:
             raise PolicyFault(refusal_of(error)) from error
 
     async def complete(self, input_data: JsonValue) -> JsonValue:
-        """See `Guard.complete`; other tasks run between two parts of a long list."""
+        """Check the input and add defaults; other tasks run between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)

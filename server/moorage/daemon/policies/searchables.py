@@ -37,7 +37,7 @@ class Searched(Protocol):
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """Return all ids, the most similar first; `weights` None: the kind's own weights."""
+        """Return all ids, the most similar first; None for `weights`: the kind's own."""
 
     def knows(self, name: str) -> bool:
         """Return whether a document with this name exists."""
@@ -61,7 +61,8 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
         field: Path of the match type in the body.
 
     Raises:
-        ServiceError: `unsupported`: nothing of the kind is stored here; or as `query_policies`.
+        ServiceError: `unsupported`: no documents of this kind are stored here; or an error of the
+            policies' external store.
     """
     if match_type == "cluster":
         return SearchedClusters(catalog)

@@ -1,4 +1,4 @@
-"""Publishing: decides which version of a policy answers under an alias, and changes that.
+"""Publishing: decides which version of a policy answers under an alias; changes aliases.
 
 `admission` asks `choose` for every request that names an alias; the HTTP services change aliases.
 A change is durable before it is answered, and in force at once: requests that were admitted
@@ -47,17 +47,18 @@ SELF: Final = "moored"
 _SHARE_BYTES: Final = 8
 _FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Response, float | None, float], None]
-"""Records an answer, its duration (None: it says nothing of the policy), and the monotonic time."""
+"""Records an answer, its duration (None: it does not measure the policy), and the monotonic
+time."""
 
 log = structlog.get_logger("moored")
 
 
 class Publishing:
-    """All aliases, with their statistics and shadows.
+    """Chooses versions for aliases, changes aliases, and has their statistics and shadows.
 
     Args:
         sandbox: Loads a version before it is activated.
-        allocator: Knows which version an idempotency key's first request went to; read only.
+        allocator: Knows to which version the first request of an idempotency key went; read only.
         watchers: The clients that get changes as events of the topic `policies`.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
@@ -144,14 +145,16 @@ class Publishing:
         """Make a version the active one of an alias; activating it again changes nothing.
 
         Args:
-            given: The alias, or a bare policy name for its `stable`; made where there is none.
+            given: The alias, or a bare policy name for its `stable`; it is made if it does not
+                exist.
             uri: The version, of a policy of the alias's name.
             who: The caller's tenant.
             force: Whether a version that fails as the alias's shadow is accepted; else it is
                 refused with `conflict`.
 
         Raises:
-            ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
+            ServiceError: `unknown_policy`; `bad_policy`: the version cannot be loaded;
+                `bad_message`.
         """
         ref = await self._versions.require_of(name := alias_name(given), uri, who)
         if not force:
@@ -159,7 +162,7 @@ class Publishing:
         return await self._activate(name, ref, who, "activated")
 
     async def roll_back(self, given: str, who: str) -> JsonObject:
-        """Activate the version that was active before this one. A second call undoes the first.
+        """Activate the version that was active before the present one; a second call undoes this.
 
         Raises:
             ServiceError: `not_found`: there is no such alias, or it had one version only.
@@ -171,7 +174,7 @@ class Publishing:
             reason = f"alias: {alias.name} never had another version than {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         if alias.history and alias.history[-1].what == "fell_back":
-            # After a fallback, "back" is ambiguous: expect an explicit activation.
+            # After a fallback, "back" is ambiguous: an author must activate a version.
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"an explicit activation of {alias.former}, if you want it"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
@@ -351,7 +354,7 @@ class Publishing:
         return "good" if statistics.was_good else "untried"
 
     def _failed(self, name: str, statistics: VersionStatistics) -> None:
-        """Fall back if a version has failed too often in a row, and for all who use it."""
+        """Fall back if a version has failed too often in a row, and for all its users."""
         bearable = self._failures_max + statistics.bearable
         if not self._failures_max or statistics.consecutive < bearable:
             return
@@ -373,7 +376,7 @@ class Publishing:
         elif alias.version == statistics.version:
             self._tasks.spawn(self._fall_back(name, statistics, statistics.failure))
         else:
-            self._falling.discard(name)  # It is not consulted any more.
+            self._falling.discard(name)  # The version is not consulted any more.
 
     async def _end_canary(self, name: str, version: str, failure: str) -> None:
         try:
@@ -404,7 +407,7 @@ class Publishing:
                     finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
                 else:
                     return
-            # Tried again only after as many more faults, not after each of them.
+            # The next attempt comes after as many more faults, not after each fault.
             statistics.bearable = statistics.consecutive
             self._stays(name, statistics.version, failure, finding[: 4 * _FINDING_CHARS_MAX])
         finally:

@@ -31,7 +31,7 @@ _TO: Final = Address(SessionId("example"), 0)
 
 @dataclass(frozen=True, slots=True)
 class _Services:
-    """Serves the documents of an example to a policy's injected clients and `cluster_data`."""
+    """Serves an example's documents to a policy's injected clients and `cluster_data`."""
 
     example: Example
 
@@ -57,7 +57,7 @@ class _Services:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """See `sandbox.host.contract.HostServices`. Nothing: no document is packed beforehand."""
+        """Return no results: none of an example's documents is packed beforehand."""
         del client, method, ids
         return {}
 
@@ -75,7 +75,7 @@ class _Services:
 
 
 class ExampleRehearsal:
-    """One example that is being run.
+    """Runs one example: makes the work for a cell, and judges the answer.
 
     Args:
         number: The number of the example, which is also its seed.
@@ -100,7 +100,9 @@ class ExampleRehearsal:
 
     def _trial(self, record: PolicyRecord, number: int) -> contract.Sample | None:
         if not self._allocator.state.clusters:
-            reason = f"{self.example.place}.fleet: expected a cluster that is live; here is none"
+            reason = (
+                f"{self.example.place}.fleet: expected a cluster that is live; the example has none"
+            )
             raise ServiceError(Code.BAD_POLICY, reason)
         example, schemas = self.example, record.schemas
         fleet, services = self._allocator.state.fleet, _Services(example)
@@ -135,7 +137,7 @@ class ExampleRehearsal:
         return contract.Sample(tenant, fleet, services, consult)
 
     def _next(self, turn: Turn) -> Consult | None:
-        """Return the consultation in a turn's effects, or None; store a refusal that they have."""
+        """Return the consultation in a turn's effects, or None; store a refusal among them."""
         for effect in turn.effects:
             if isinstance(effect, Consult):
                 return effect

@@ -21,7 +21,7 @@ UNDO: Final = "moorage:undo"
 
 
 CHANGES_BYTES_MAX: Final = 256 << 10
-"""Bytes of the packed changes of one version and tenant."""
+"""Maximum bytes of the packed changes of one version and tenant."""
 _MARK: Final = "managed "
 _read: Final = msgspec.json.Decoder(dict[str, JsonObject]).decode
 _unpack: Final = msgspec.msgpack.Decoder(dict[str, JsonObject]).decode
@@ -40,13 +40,13 @@ class Management:
         self._sandbox = sandbox
 
     async def run(self, uri: str, tenant: Tenant, action: str, data: JsonObject) -> JsonValue:
-        """Return the policy's value, as plain JSON values; its changes are stored.
+        """Call a policy's `management`; store its changes, and return its value as plain JSON.
 
         Args:
             uri: A version, an alias, or a bare name.
             tenant: The tenant that the policy acts for.
-            action: The first argument.
-            data: The second argument.
+            action: The first argument of `management`.
+            data: The second argument of `management`.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`, `unsupported` where the policy has no
@@ -87,7 +87,7 @@ class Management:
     async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
         """Return recent output and logs of a version, from requests of this tenant.
 
-        The result also says whether its circuit is open for this tenant, and for how long.
+        The result also says whether the policy's circuit is open for this tenant, and how long.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.
@@ -130,7 +130,7 @@ def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]
     """Encode a policy's changes for the store; empty bytes if there are no changes.
 
     Raises:
-        ServiceError: `too_large`.
+        ServiceError: `too_large`: the changes exceed `CHANGES_BYTES_MAX`.
     """
     packed = msgspec.msgpack.encode(changes) if changes else b""
     if len(packed) > CHANGES_BYTES_MAX:

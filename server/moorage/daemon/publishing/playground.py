@@ -24,10 +24,10 @@ from moorage.sandbox.host.sandbox import CHECKS_BUSY
 RUN_SECONDS_MAX: Final = 60.0
 BACKTEST_SECONDS_MAX: Final = 240.0
 AT_ONCE_MAX: Final = 2
-"""Trials at a time, and one per tenant."""
+"""Maximum trials at a time, one per tenant."""
 WAITING_MAX: Final = 8
 TRIAL: Final = "playground:1.0-trial"
-"""The name, during a trial, of code without a version."""
+"""During a trial, the name of code without a version."""
 _FIELDS: Final = frozenset(
     {"code", "policy_rule_uri", "fleet", "requests", "parameters", "settings", "trace"}
 )

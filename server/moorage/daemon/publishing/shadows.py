@@ -1,10 +1,10 @@
 """Shadows: a candidate gets the requests of the active version, and no client sees its answers.
 
 The daemon reports each consultation of a live policy, and its outcome. A candidate gets the same
-consultation, with the same fleet, in its own cell at low priority. If that is not possible at once,
-it is not done later, when the fleet has changed. At most `IN_FLIGHT_MAX` of its answers are awaited
-at a time. Requests that were not passed to the shadow are counted as dropped; live requests never
-wait for a shadow.
+consultation, with the same fleet, in its own cell at low priority. If the candidate cannot get it
+at once, it does not get it later, when the fleet has changed. At most `IN_FLIGHT_MAX` of a
+candidate's answers are awaited at a time. Requests that were not passed to the shadow are counted
+as dropped; live requests never wait for a shadow.
 
 The candidate and the requests may belong to different tenants. A candidate's values, errors and
 durations may reveal a request, so only the owner of the alias sees all. Other tenants see the
@@ -47,9 +47,9 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 IN_FLIGHT_MAX: Final = 64
 """Maximum requests to one candidate that are not answered or compared yet."""
 SAMPLES_MAX: Final = 50
-"""The largest number of latest differences in a report."""
+"""Maximum differences in a report: the latest ones."""
 LATENCIES_MAX: Final = 1024
-"""Latest latencies from which percentiles are computed."""
+"""Number of latest latencies from which percentiles are computed."""
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
 """Failures that mean that a candidate was not consulted at all."""
 _VALUE_CHARS_MAX: Final = 2000
@@ -65,7 +65,7 @@ class Side:
 
     Args:
         seconds: The time from the consultation to the answer.
-        refusal: Why it returned no usable value.
+        refusal: Why the version returned no usable value.
         placement: The proposed placement; empty if it proposed none.
     """
 
@@ -123,7 +123,7 @@ class Tally:
     def report(self, version: str, *, whole: bool) -> ComparedVersion:
         """Return the totals; unless `whole`, only figures that cover many answers.
 
-        The version then controls no single figure.
+        Then no figure depends on a single answer, which the version controls.
         """
         placed = self.kinds["placed"]
         return ComparedVersion(
@@ -138,7 +138,7 @@ class Tally:
 
 
 class Shadow:
-    """A candidate that is compared with the active version of one alias."""
+    """Compares a candidate with the active version of one alias."""
 
     def __init__(self, alias: str, active: str, candidate: str) -> None:
         self.alias = alias
@@ -227,11 +227,11 @@ class Shadow:
 
 
 class Shadows:
-    """All shadows of all aliases.
+    """Sends consultations to the shadows of all aliases, and compares the answers.
 
     Args:
         allocator: Knows what is free, and how many asks are being decided; read only.
-        tasks: Run the code that waits for answers.
+        tasks: Runs the tasks that wait for answers.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class Shadows:
 
 
 def _policy_fault(turn: Turn) -> Refusal | None:
-    """Return the core's refusal if it blames the policy's answer; None if it blames the fleet."""
+    """Return the core's refusal if the cause is the policy's answer; None if it is the fleet."""
     answers = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
     left = [fact.refusal for fact in turn.facts if isinstance(fact, Dequeued)]
     for answer in (*answers, *left):
@@ -373,7 +373,7 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 
 
 def _compare(ask: Ask, side: Side, state: State) -> None:
-    """Return the placement in an answer, and whether that could ever be granted.
+    """Return the placement in an answer, and whether the core could ever grant it.
 
     The fleet has changed meanwhile, so a place that is taken now does not count as a fault.
     """
@@ -410,7 +410,7 @@ def _count_broken(placement: Placement, held: Placement, state: State) -> tuple[
 
     Args:
         placement: The placement to judge.
-        held: The placement granted to the active version for the same request, held now.
+        held: The placement that was granted to the active version for the same request.
         state: The present state.
     """
     gpus = nodes = 0

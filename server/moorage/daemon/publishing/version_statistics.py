@@ -1,7 +1,7 @@
 """Statistics of a policy's version, over the requests that an alias sent to it.
 
-`admission` notes every answer of such a request here; `aliases` reads it to report, and to
-fall back from a version that fails again and again.
+`admission` counts every answer to these requests; `aliases` reports the statistics, and falls back
+from a version that fails again and again.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -15,15 +15,15 @@ from moorage.model import Code, Tenant
 from moorage.records.json_values import JsonObject
 
 LATENCIES_MAX: Final = 1024
-"""Latest latencies from which percentiles are computed."""
+"""Number of latest latencies from which percentiles are computed."""
 LATELY_SECONDS: Final = 3600.0
-"""Seconds for which a tenant counts as a recent user after an answer or fault of a version."""
+"""Seconds after a version's answer or fault during which the tenant is a recent user of it."""
 TENANTS_MAX: Final = 1024
-"""Recent users that are remembered per version; beyond it the least recent is forgotten."""
+"""Maximum recent users remembered per version; beyond this, the least recent is forgotten."""
 MANY: Final = 20
 """Least number of answers in a published statistic: fewer would reveal single answers."""
 TENANTS_SUFFICIENT: Final = 3
-"""Number of tenants that, all failing without a good answer between, stand for all users."""
+"""Number of tenants whose failures, without a good answer between, count as those of all users."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -58,10 +58,9 @@ class VersionStatistics:
         self.consecutive = 0
         """Number of faults since the last good answer."""
         self._codes: Counter[str] = Counter()
-        """Codes of these faults."""
+        """Codes of the faults since the last good answer."""
         self.bearable = 0
-        """The value of `consecutive` at the last attempt of a fallback that was not possible; 0:
-        none."""
+        """The value of `consecutive` when a fallback was last tried in vain; 0: no such attempt."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Finds the version for an alias: registered, loadable and unchanged.
+"""Finds the version for an alias; the version must be registered, loadable and unchanged.
 
 Used by `aliases`. A URI names a version; its digest identifies the content. A removed version may
 be registered again with other code, so a fallback to a good version checks both.
@@ -82,7 +82,7 @@ class Versions:
             names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]
             does, then = (
                 "is the fallback version of",
-                "it was the last version there that worked well, or it never had a request",
+                "the version was the last one that worked well there, or never had a request",
             )
             expected += " and no alias would fall back to; force=true removes this version anyway"
         if names:

@@ -1,6 +1,6 @@
 """Checks a policy before registration: first its document, then its code and examples in a cell.
 
-`services` calls it for uploads, the daemon for the examples of what other stores have published.
+`services` calls this module for uploads, the daemon for the examples of policies from other stores.
 Nothing of a policy is compiled or run outside its cell. Each fault is reported with its place: the
 field, the line and the caret, or the example.
 """
@@ -39,7 +39,7 @@ async def vet(
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
     """
-    async with _turn(sandbox.uploads, tenant):  # Unpacking it occupies a thread for a while, too.
+    async with _turn(sandbox.uploads, tenant):  # Unpacking the code also occupies a thread.
         prepared = await catalog.policies.prepare(document)
         _refuse_deadline(sandbox, prepared.record.document)
         warnings = await _rehearse(sandbox, prepared.record)
@@ -60,7 +60,7 @@ async def vet_change(
     """Run the examples in a change to a policy's document, before the change is stored.
 
     Raises:
-        ServiceError: As for `vet`; `not_found`.
+        ServiceError: The errors of `vet`; `not_found`: no such policy is registered.
     """
     old = await catalog.policies.get(uri)
     new = {**old, **apply_change(old, change)}
@@ -75,12 +75,12 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
     """Run the examples of a policy from another store; return why they fail, or "".
 
     Raises:
-        ServiceError: `busy` or `unavailable`: they could not be run.
+        ServiceError: `busy` or `unavailable`: the examples could not be run.
     """
     try:
         rehearsals = await asyncio.to_thread(_rehearsals, record)
     except ServiceError:
-        return ""  # Another store may use `examples` for something else.
+        return ""  # Another store may use the field `examples` otherwise.
     if not rehearsals:
         return ""
     try:
@@ -104,7 +104,7 @@ async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
 
 
 async def _rehearse(sandbox: Sandbox, record: PolicyRecord) -> tuple[str, ...]:
-    # Documents of whole fleets: reading them may take a while.
+    # Examples may have documents of whole fleets, which take a while to read.
     return await _run(sandbox, record, await asyncio.to_thread(_rehearsals, record))
 
 

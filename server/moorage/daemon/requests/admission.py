@@ -30,12 +30,12 @@ from moorage.protocol.messages import AllocationRequest
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Takes requests for a placement.
+    """Turns requests for a placement into events of the core, or refuses them.
 
     Args:
         publishing: Chooses the version that an alias means.
-        is_crowded: Returns whether a policy has as many requests of a tenant as may wait, given
-            some more that are about to come.
+        is_crowded: Returns whether too many requests of a tenant wait for a policy, with a number
+            of further requests.
     """
 
     catalog: Catalog
@@ -48,7 +48,7 @@ class Admission:
     def request(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Handle a request: see `gateway.deliver.Deliver`."""
+        """Handle a request as `gateway.deliver.Deliver` describes; the answer goes to `to`."""
         if self.replies.traces is not None:
             self.replies.traces.begin(to, tenant, message)
         alias, message = self._with_version(tenant, message)
@@ -76,7 +76,7 @@ class Admission:
         fetch = self.catalog.freshness.fetch
         try:
             if is_described(message):
-                # The policy first: without it, no search is needed.
+                # Look up the policy first: if it is unknown, no search is needed.
                 warnings += await fetch(uri, (), allowance, searching=True)
                 message, found = await self.asks.search_candidates(tenant, message, allowance)
                 warnings += found
@@ -124,7 +124,7 @@ class Admission:
             reply = encode(verdict, message_id=message.id, warnings=warnings, version=version)
             self.replies.send(to, reply)
             return
-        # Existing clients get the two documented keys; one that asks for more gets the id.
+        # Existing clients get the two documented keys; a client that asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
         ask, token = verdict
         streams = message.stream and not HttpCalls.has(to)  # Over HTTP no one could read it.

@@ -29,17 +29,17 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.records.json_values import JsonMapping
 
 WARNED_MAX: Final = 20
-"""Unknown clusters that a warning names; any further ones are only counted."""
+"""Maximum unknown clusters that a warning names; any further ones are only counted."""
 _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
-"""Requests for which random bytes are drawn in one call."""
+"""Number of requests for which random bytes are drawn in one call."""
 _ALIKE_BYTES: Final = 2
 """Number of first bytes that all ids of one draw share. Their facts are then neighbours in the
 ledger's index of ids, so a commit writes a few pages of the index, not one for each fact."""
 
 
 class Asks:
-    """Makes asks of requests.
+    """Makes the asks of clients' requests.
 
     Args:
         config: Limits and defaults.
@@ -65,7 +65,7 @@ class Asks:
         self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
-        """Return the clusters that a request needs; None: all; empty: it will be refused."""
+        """Return the clusters that a request needs; None: all; empty: it is refused later."""
         named = message.candidates()
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named
@@ -189,7 +189,7 @@ class Asks:
                 return too_long("lease.ttl_seconds", longest, "; renew it for longer")
         if message.provision is not None:
             if message.lease is None:
-                reason = "provision: expected a `lease` beside it; only a lease starts anything."
+                reason = "provision: expected a `lease`, too: a workload only starts under a lease."
                 return Refusal(
                     Code.BAD_MESSAGE, reason, "lease", "a `lease`, under which the workload starts"
                 )
@@ -236,7 +236,7 @@ class Asks:
         return candidates
 
     def _list(self, missing: Sequence[ClusterId]) -> str:
-        """Return the names of clusters that are not live; the first few with similar names."""
+        """List clusters that are not live; add similar names to the first few."""
         memory = self._catalog.memory
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):

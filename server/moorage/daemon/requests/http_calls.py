@@ -9,16 +9,16 @@ from moorage.model import Code, SessionId
 from moorage.records.rights import Caller
 
 _PREFIX: Final = "http "
-"""Prefix of a call's session name; no socket's session has it."""
+"""Prefix of the session name of an HTTP call; no WebSocket session has this prefix."""
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
-"""The answer to calls while `draining`."""
+"""The answer to HTTP calls while the server stops."""
 
 
 class HttpCalls:
     """Addresses for `POST /allocate`: each call is one message of a session of its own.
 
     Attributes:
-        draining: The daemon is stopping: calls are refused.
+        draining: Whether the daemon is stopping and refuses calls.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class HttpCalls:
         return to.session.startswith(_PREFIX)
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
-        """Return the caller that waits at an address, and its network address; else None and ""."""
+        """Return the caller that waits at an address, and its network address; or None and ""."""
         return self._origins.get(to, (None, ""))
 
     def leave(self, to: Address) -> None:

@@ -1,6 +1,6 @@
 """Operations: handles messages that carry `op`.
 
-The router hands them over; `admission` has the requests for a placement.
+The router passes these messages; `admission` handles requests for a placement.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class Lookups:
         message: wire.DecisionListing | wire.DecisionFleet | wire.PastFleet | wire.WhatIf,
         caller: Caller,
     ) -> Response:
-        """Answer an operation that needs none of the core's events."""
+        """Answer an operation that needs no event of the core."""
         if isinstance(message, wire.WhatIf):
             return await self.whatifs.answer(message, caller)
         if isinstance(message, wire.DecisionListing):
@@ -89,7 +89,7 @@ class Operations:
         lookups: Answers operations that do not need the core.
         ttl_seconds_max: Longest time that a lease may be renewed for.
         state: The core's state, which has the clusters; read only.
-        watchers_max: Sessions of one tenant that may watch; 0: any number.
+        watchers_max: Maximum sessions of one tenant that watch; 0: any number.
         note_surplus: Notes a request beyond a limit of its tenant; see `AuditLog`.
         cluster_owner: Returns the owner of a cluster; empty if unknown.
     """
@@ -210,7 +210,7 @@ class Operations:
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
         cluster, state = ClusterId(message.cluster), self.state
-        # Leases on a deleted cluster are ended like any others.
+        # Leases on a deleted cluster end like all others.
         known = not cluster or cluster in state.clusters
         if not known and all(place[0] != cluster for place in state.places):
             warning = no_such_cluster(cluster, state.clusters, state.fleet.node_ids).reason
@@ -222,7 +222,7 @@ class Operations:
             _note(tenant, self.replies.remote(to), about)
 
     def _release(self, to: Address, caller: Caller, message: wire.Release) -> None:
-        """End a lease; a caller without the lease's token must be of its tenant."""
+        """End a lease; without its token, the caller must be of its tenant."""
         lease, tenant = RequestId(message.lease), caller.tenant
         if message.token:
             event = ReleaseAsked(to, lease, digest(message.token))
@@ -244,7 +244,7 @@ class Operations:
     def _look_into(
         self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec | wire.Files
     ) -> None:
-        """Read or enter a workload; a caller without the lease's token must be of its tenant."""
+        """Read or enter a workload; without the lease's token, the caller must be of its tenant."""
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self.replies.remote(to), {"what": "exec", "lease": message.lease})
         self.replies.answer_later(to, self.lookups.access.answer(message, tenant, to.session))
@@ -297,7 +297,7 @@ class Operations:
         self.inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
-        if not HttpCalls.has(to):  # `web.notes` logs those over HTTP.
+        if not HttpCalls.has(to):  # `web.notes` logs changes over HTTP.
             _note(who, self.replies.remote(to), about)
 
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
@@ -305,7 +305,9 @@ class Operations:
         if most and self.watchers.others(to.session, caller.tenant) >= most:
             self.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
             reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
-            return Refusal(Code.BUSY, reason, "topics", "fewer watching sessions; close one first")
+            return Refusal(
+                Code.BUSY, reason, "topics", "fewer watching sessions; close one of them"
+            )
         try:
             return Information({"topics": self.watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:
@@ -328,7 +330,7 @@ class Operations:
         self.inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
 
     def _add_owners(self, answer: Response) -> None:
-        """Add to a page of clusters the tenants that registered them."""
+        """Add to each cluster of an answer the tenant that registered it."""
         if isinstance(answer, Information):
             for row in answer.data.get("clusters", ()):
                 row.owner = self.cluster_owner(row.cluster_id) or None

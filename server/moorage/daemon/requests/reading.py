@@ -11,9 +11,9 @@ from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
 
 NEAREST: Final = 3
-"""Known names that a refusal suggests for an unknown one."""
+"""Maximum known names that a refusal suggests for an unknown name."""
 REGISTERED_SHOWN_MAX: Final = 20
-"""Registered names that the details of a refusal list."""
+"""Maximum registered names that the details of a refusal list."""
 
 
 def is_described(message: AllocationRequest) -> bool:
@@ -22,7 +22,7 @@ def is_described(message: AllocationRequest) -> bool:
 
 
 def overridden_fields(message: AllocationRequest) -> list[str]:
-    """Return warnings about fields with candidates that another field overrides."""
+    """Return warnings about fields with candidates that are ignored in favour of another field."""
     if message.filter is None and message.search is None:
         return []
     given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]

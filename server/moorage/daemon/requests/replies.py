@@ -31,7 +31,7 @@ from moorage.records.rights import Caller
 _NONE: Final = RequestId("")
 
 GRANTED_MAX: Final = 256
-"""Leases that a resumed session gets; of more, the oldest are left out."""
+"""Maximum leases that a resumed session gets; of more, the oldest are left out."""
 
 
 class ReplyContext(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
         token: The token of the lease that the ask may be granted.
         shown: Whether the reply has the ask's id.
         warnings: Warnings for the reply.
-        version: The version that was chosen; empty if the message named it itself.
+        version: The version that was chosen; empty if the message named the version.
         note: Counts the outcome, if the message named an alias.
         admitted_at: Time of admission by the monotonic clock, for `note`.
         streams: Whether the client wants the progress of the ask.
@@ -54,7 +54,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
     request: RequestId = _NONE
     token: str = ""
     shown: bool = False
-    warnings: list[str] = []  # msgspec copies it.
+    warnings: list[str] = []  # msgspec copies the default.
     version: str = ""
     note: Noting | None = None
     admitted_at: float = 0.0
@@ -68,7 +68,7 @@ class Followers:
 
     Args:
         traces: Writes spans and log lines; None: neither is wanted.
-        stamp: Returns the last fact that an answer sent now reflects; None: answers do not say it.
+        stamp: Returns the last fact that an answer sent now reflects; None: answers do not have it.
         is_follower: Whether this is a standby, whose answers have the revision at which the
             request was read.
     """
@@ -80,15 +80,15 @@ class Followers:
 
 
 class Replies:
-    """The addresses that await answers.
+    """Sends replies to the addresses that await answers.
 
     Args:
         workloads: Says how far the workload of a lease is.
-        tasks: Runs what has to wait for its answer.
+        tasks: Runs the tasks that wait for an answer.
         followers: Receive the progress of asks.
 
     Attributes:
-        fail: Called with a defect, which ends the process.
+        fail: Called with an unexpected error, which ends the process.
         traces: The traces of `followers`.
         asker: Returns the address that waits for the answer to a request; None: no address waits.
     """
@@ -125,7 +125,7 @@ class Replies:
         self._granted[session] = {}
 
     def drop_session(self, session: SessionId) -> None:
-        """Handle the end of a session: its answers have no reader any more."""
+        """Handle the end of a session: no client reads its answers any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
             if self.traces is not None:
@@ -167,7 +167,7 @@ class Replies:
         Args:
             to: The address of the message.
             first: The request that it repeats.
-            waits: Whether that request is in the queue.
+            waits: Whether the repeated request is in the queue.
         """
         context = self._open.get(to)
         if context is None:
@@ -191,7 +191,7 @@ class Replies:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
-        """Send an answer to an address; drop it if its reader is gone."""
+        """Send an answer to an address; drop it if the client is gone."""
         context = self._open.get(to)
         if context is None:
             return
@@ -286,7 +286,7 @@ class Replies:
             self.answer(to, answer)
 
     def _token(self, context: ReplyContext, lease: Lease) -> str:
-        """Return the token of a lease: the stored one of this ask, or one derived again."""
+        """Return the token of a lease: the stored token of this ask, or the token derived again."""
         if context.token and lease.id == context.request:
             return context.token
         return self._tokens.of(lease)

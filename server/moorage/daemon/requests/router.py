@@ -20,11 +20,11 @@ from moorage.protocol.messages import AllocationRequest, BlockRequest
 from moorage.records.rights import Caller, Right
 
 PAUSE_SECONDS_MAX: Final = 1.0
-"""Maximum seconds for which a session is not read after requests that exceeded its rate."""
+"""Maximum seconds for which a session is not read after its requests exceeded the rate."""
 
 
 class Router:
-    """Routes messages, see `gateway.deliver.Deliver`; `POST /allocate` uses it, too.
+    """Routes messages of the WebSocket and of `POST /allocate`; implements `Deliver`.
 
     Args:
         audit: Records requests that were refused for lack of a right.
@@ -50,7 +50,7 @@ class Router:
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
         """Record that a session has begun."""
-        del caller  # Every request carries it.
+        del caller  # Every request names its caller.
         self._replies.open_session(session)
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
@@ -59,7 +59,7 @@ class Router:
         self._operations.drop_session(session, caller.tenant)
 
     def leave(self, to: Address, caller: Caller) -> None:
-        """Handle the disconnection of an HTTP caller; see `SessionLost`."""
+        """Handle the disconnection of an HTTP caller as the end of a session."""
         self._replies.leave(to)
         self._operations.leave(to, caller.tenant)
 
@@ -86,7 +86,7 @@ class Router:
         return None
 
     def _surplus(self, tenant: Tenant, message: Request) -> tuple[str, Refusal] | None:
-        """Return the limit of its tenant that a message exceeds, and its refusal, or None."""
+        """If a message exceeds a limit of its tenant, return the limit's name and the refusal."""
         rates = self._rates
         if RIGHT_OF[type(message)] is not Right.LEASE:  # No rate may cost a client its lease.
             no = rates.refusal(tenant)

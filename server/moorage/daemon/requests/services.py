@@ -101,7 +101,7 @@ class CatalogReader:
     async def call(
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
-        """Answer a call of an injected client; see `sandbox.host.contract.HostServices`."""
+        """Answer a call that a policy makes with an injected client."""
         del client  # Each method belongs to one client.
         catalog, (argument,) = self.catalog, arguments
         try:
@@ -126,7 +126,7 @@ class CatalogReader:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return the result of `call` if the catalog has all of it in memory."""
+        """Return the result of `call` if all its documents are in memory."""
         del client
         match method:
             case "read_cluster":
@@ -145,7 +145,7 @@ class CatalogReader:
 
 
 class PolicyServices:
-    """The operations of authors on policies; see `web.services.Publications`.
+    """Carries out authors' operations on policies; implements `web.services.Publications`.
 
     Args:
         sandbox: Checks a policy before it is registered.
@@ -189,7 +189,7 @@ class PolicyServices:
 
 
 class AllocationServices:
-    """`POST /allocate`, the HTTP form of an ad-hoc request, and the HTTP forms of operations.
+    """Serves `POST /allocate` (an ad-hoc request over HTTP), and operations over HTTP.
 
     Args:
         calls: The addresses of HTTP calls.
@@ -225,12 +225,12 @@ class AllocationServices:
         return message, wire.ignored_fields(body, message)
 
     def _refuse_operation(self, body: bytes) -> None:
-        """Refuse an operation in the body, and name its own path."""
+        """Refuse an operation in the body, and name the HTTP path of the operation."""
         if not (name := wire.operation_of(body)):
             return
         expected = f"no `op`; operations go over the WebSocket, {self._websocket()}"
         if path := _OVER_HTTP.get(name):
-            expected += f", or for this one {path}"
+            expected += f", or for this operation {path}"
         identity = message_id(body)
         raise BadMessage(Code.BAD_MESSAGE, f"op: expected {expected}", "op", expected, identity)
 

@@ -36,15 +36,15 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller, Right
 
 SECONDS_MAX: Final = 30.0
-"""Seconds that a what-if may take; then it is refused as `policy_timeout`."""
+"""Maximum seconds of a what-if; after them, it is refused as `policy_timeout`."""
 AT_ONCE_MAX: Final = 2
-"""Concurrent what-ifs, and those of one tenant; the server refuses a further what-if as `busy`."""
+"""Maximum what-ifs at a time, one per tenant; a further what-if is refused as `busy`."""
 JOB_BYTES_MAX: Final = 128 << 20
-"""Bytes of the state and of what policies read of clusters; beyond it, `too_large`."""
+"""Maximum bytes of the state and of the clusters that policies read; beyond this, `too_large`."""
 
 
 class WhatIfs:
-    """Answers what-ifs.
+    """Predicts the consequences of changes in a separate program.
 
     Args:
         publishing: Chooses the version that an alias means.
@@ -72,15 +72,15 @@ class WhatIfs:
         """Return the consequences of a change.
 
         Raises:
-            ServiceError: The change cannot be read, or not be decided in time.
+            ServiceError: The change cannot be read, or the prediction takes too long.
         """
         if message.request is msgspec.UNSET and not message.change:
             reason = "Missing required fields: request or change"
-            expected = "a request, or something that changes"
+            expected = "a `request`, a `change`, or both"
             return Refusal(Code.MISSING_FIELDS, reason, "request", expected)
         tenant = caller.tenant
         if tenant in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
-            reason = f"A what-if of yours, or {AT_ONCE_MAX} of others, are being answered."
+            reason = f"A what-if of your tenant, or {AT_ONCE_MAX} of other tenants, are under way."
             return Refusal(
                 Code.BUSY, reason, expected="the same what-if, once the others are answered"
             )
@@ -227,7 +227,7 @@ def _read(condensed: Iterable[Fact]) -> tuple[list[Fact], set[str]]:
                 uris.add(ask.policy.uri)
             case Carried(lease) if lease.may_start_again:
                 uris.add(lease.policy.uri)
-            case _:  # It consults no policy.
+            case _:  # Such a fact consults no policy.
                 pass
         facts.append(fact)
     return facts, uris

@@ -32,22 +32,22 @@ from moorage.records.json_values import JsonObject
 NOT_RUN: Final = (126, 127)
 """Exit codes, as in shells, of a program that is not executable or does not exist."""
 EXECUTIONS_MAX: Final = 8
-"""Commands at a time inside one workload; one more is refused as `busy`."""
+"""Maximum commands at a time inside one workload; one more is refused as `busy`."""
 EXECUTIONS_OF_TENANT_MAX: Final = 48
-"""Commands at a time inside all workloads that one tenant enters."""
+"""Maximum commands at a time that one tenant runs inside workloads."""
 EXECUTIONS_ALL_MAX: Final = 64
-"""Commands at a time inside all workloads. Each costs some descriptors and a process."""
+"""Maximum commands at a time inside all workloads; each costs descriptors and a process."""
 FILE_READS_MAX: Final = 3
-"""Reads of files of runs at one time, one less per tenant; others wait for their turn. Each takes a
+"""Maximum reads of runs' files at a time, one less per tenant; further reads wait. Each takes a
 thread, and starts and stops of workloads need threads, too."""
 
 
 class WorkloadAccess:
-    """Answers `logs`, `exec` and `files`.
+    """Answers the messages `logs`, `exec` and `files` of lease owners.
 
     Args:
         backends: The backends by name.
-        lease: Finds a lease, also one of the last that ended.
+        lease: Finds a lease that holds resources, or was one of the last to end.
     """
 
     def __init__(
@@ -180,10 +180,10 @@ class WorkloadAccess:
     async def _logs(
         self, backend: Backend, lease: Lease, message: wire.Logs
     ) -> Information | Refusal:
-        """Read output of one start. If it is read to its end, the reply names the next start.
+        """Read output of one start. At the end of this output, the reply names the next start.
 
-        Output of a start comes under its own number or not at all: a reader that goes on from
-        the attempt and the offset of the reply before loses nothing, however fast starts follow.
+        Output is returned only under the number of its own start. So a reader that continues from
+        the attempt and offset of the previous reply loses nothing, however fast starts follow.
         """
         attempt, offset = message.attempt or lease.attempt, message.offset
         give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
@@ -195,7 +195,7 @@ class WorkloadAccess:
 
         while True:
             late = asyncio.get_running_loop().time() >= give_up_at
-            lease = self._lease(lease.id) or lease  # First: what it says is true of what is read.
+            lease = self._lease(lease.id) or lease  # First: it must not be newer than the output.
             try:
                 log = await self._log(backend, lease, attempt, offset)
             except UnknownWorkloadError as error:
@@ -253,7 +253,7 @@ class WorkloadAccess:
 
 
 def _part(log: Log, attempt: int, message: wire.Logs) -> JsonObject:
-    """Return a piece of output for the reply, and the offset to continue from."""
+    """Return a piece of output for the reply, with the offset of the next piece."""
     if message.encoding == "base64":
         written = {"base64": base64.b64encode(log.data).decode()}
     else:
@@ -272,7 +272,7 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 
 def _missing_output(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
-    """Refuse a read of a start without stored output; name the starts that have some."""
+    """Refuse a read of a start without stored output; name the starts with output."""
     attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
     reason = f"No output of start {attempt} of lease {lease.id} is stored"

@@ -1,11 +1,11 @@
 """Carries out `Start`, `Stop` and `KeepWarm` at the backends, and posts their reports.
 
-Engines know a workload by its name: that of the lease it was started for, also after another lease
-has taken it over.
+Engines know a workload by the name of the lease for which it was started, also after another lease
+has taken the workload over.
 
-Backends also report what was not ordered: a workload that ends by itself. Its lease then ends, or
-waits for another place; the core knows which. A workload without a lease (its daemon was killed
-before the lease was durable, or the ledger is gone) is stopped when the daemon starts.
+Backends also report a workload that ends by itself. Its lease then ends, or waits for another
+place, as the core decides. A workload without a lease (its daemon was killed before the lease was
+durable, or the ledger is gone) is stopped when the daemon starts.
 """
 
 import asyncio
@@ -50,23 +50,23 @@ lease keeps its capacity, since the workload may still use it."""
 DISCOVER_SECONDS_MAX: Final = 5.0
 """Seconds that the daemon's start waits for a backend's list of workloads, which may come later."""
 TAIL_CHARS_MAX: Final = 4_000
-"""Characters of a failed workload's last lines that are stored with its lease."""
+"""Maximum characters of a failed workload's last lines that are stored with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
-"""Seconds that a backend may take to return the output of a workload that did not start."""
+"""Maximum seconds that a backend may take to return the output of a workload that did not start."""
 
 STOP_SECONDS_MAX: Final = 120.0
-"""Seconds between SIGTERM and SIGKILL, unless the operator sets another value."""
+"""Maximum seconds between SIGTERM and SIGKILL, unless the operator sets another value."""
 PREEMPTED_STOP_SECONDS: Final = 10.0
 """Seconds between SIGTERM and SIGKILL of a lease that is preempted without notice."""
 
 INHERITED_MAX: Final = 1_000
-"""The largest number of remembered starts that took over a workload, whose output has the number of
-another start."""
+"""Maximum remembered starts that took over a workload. The output of such a workload has the number
+of another start."""
 KEEP_SECONDS_MAX: Final = 30.0
-"""Seconds that resetting a workload for its next user may take; then it is stopped."""
+"""Maximum seconds to reset a workload for its next user; after them, it is stopped."""
 CLOSE_SECONDS_MAX: Final = 2.0
-"""Seconds that a stop of the daemon waits for orders to be cancelled, and then for backends to
-close. The next start finds what was cut short, as after a crash."""
+"""Maximum seconds that a stop of the daemon waits for cancelled orders, and then for backends to
+close. The next start finds workloads of unfinished orders, as after a crash."""
 
 _UNSERVED: Final = {
     "max_global_num": "only the library counts resources; in a daemon the fleet limits them",
@@ -141,7 +141,7 @@ class WorkloadControl:
     Args:
         backends: The backends, by the name that `provision.backend` uses.
         post: Posts an event to the core.
-        tasks: Run the orders.
+        tasks: Runs the orders.
         progress: Called with the progress of workloads.
         check: Called before each order to a backend; raises if this server no longer leads, as may
             happen while an order waits.
@@ -173,7 +173,7 @@ class WorkloadControl:
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
-        """Open the backends, and stop all running workloads whose names are not in `workloads`."""
+        """Open the backends, and stop running workloads that are not named in `workloads`."""
         loop = asyncio.get_running_loop()
 
         def take_report(workload: WorkloadReport) -> None:  # Called in any thread.
@@ -237,7 +237,7 @@ class WorkloadControl:
                 f"resources.nodes: the backend {backend.name} starts on one node, not on a gang"
             )
             if backend.name == "local":
-                reason += "; it does with agents on other machines (`moored agent token`)"
+                reason += "; with agents on other machines, it starts gangs (`moored agent token`)"
             reason += "."
             return Refusal(Code.UNSUPPORTED, reason, "resources.nodes", "1")
         try:
@@ -251,7 +251,7 @@ class WorkloadControl:
         for name, why in _UNSERVED.items():
             given = getattr(spec, name, None) not in (None, {})
             if name == "ray_actor_options" and spec.category == "ray_actor":
-                continue  # Its backend has checked them.
+                continue  # The backend has checked them.
             if given and (name != "gpus" or spec.category in _HAVE_GPUS):
                 field = f"provision.spec.{name}"
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
@@ -262,7 +262,7 @@ class WorkloadControl:
         return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
-        """Report at once that a workload taken over is ready, if the backend knows it.
+        """Report at once that a workload that was taken over is ready, if the backend knows it.
 
         Later reports about the workload go to this lease, so its start has nothing left to do.
         """
@@ -283,7 +283,7 @@ class WorkloadControl:
                 del self._inherited[next(iter(self._inherited))]
         if (lease.id, lease.fencing) in self._looked:
             self._looked.discard((lease.id, lease.fencing))
-            if self._running.get(lease.workload) is lease:  # It still runs.
+            if self._running.get(lease.workload) is lease:  # The workload still runs.
                 self._heirs[lease.workload] = lease.id
             return
         self._order(lease, self._start)
@@ -298,7 +298,7 @@ class WorkloadControl:
         self._order(lease, self._keep)
 
     def backend(self, lease: Lease) -> Backend | None:
-        """Return the backend of a lease's workload; None if it has no workload."""
+        """Return the backend of a lease's workload; None: no workload."""
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
@@ -328,7 +328,7 @@ class WorkloadControl:
         self._orders.add(lease.workload, work, revocable=revocable)
 
     async def _carry_out(self, order: _Order, lease: Lease) -> None:
-        """Carry out an order; a defect in it ends the lease, not the daemon."""
+        """Carry out an order; an unexpected error ends the lease, not the daemon."""
         self._check()
         backend = self.backend(lease)
         try:
@@ -378,7 +378,7 @@ class WorkloadControl:
         except (BackendError, SpecError) as error:
             await self._report_failed_start(backend, lease, str(error))
         else:
-            if workload.phase.over:  # It ended while the daemon was away.
+            if workload.phase.over:  # The workload ended while the daemon was away.
                 self._report_end(workload)
             else:
                 self._seen[name] = workload
@@ -448,7 +448,7 @@ class WorkloadControl:
     async def _stopped(
         self, backend: Backend, name: str, stop_seconds_max: float | None = None
     ) -> None:
-        """Stop a workload, however long that takes: even after a defect, it may be running."""
+        """Stop a workload, however long that takes: it may run even after a failed order."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             self._check()
             try:
@@ -468,7 +468,7 @@ class WorkloadControl:
         heir = self._heirs.get(name)
         self._progress(workload if heir is None else dataclasses.replace(workload, id=heir))
         if name not in self._running:
-            return  # Its stop or failed start reports the end.
+            return  # The stop, or the failed start, reports the end.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._report_end(workload)
@@ -482,7 +482,7 @@ class WorkloadControl:
         name = lease.workload
         workload = self._ends.pop(name, None)
         if workload is None or backend is None:
-            return  # It was stopped, or failed to start, while this order waited.
+            return  # The workload was stopped, or failed to start, meanwhile.
         with contextlib.suppress(BackendError, OSError):
             if (await backend.status(name)).phase is Phase.READY:
                 return  # A late report about the previous start under the same name.
@@ -532,7 +532,7 @@ def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
 
 
 def _shorten(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return as many of the last lines as the limit allows; of a line that is too long, its end."""
+    """Return as many last lines as the limit allows; cut the beginning of too long a line."""
     shown: list[str] = []
     left = TAIL_CHARS_MAX
     for line in reversed(lines):

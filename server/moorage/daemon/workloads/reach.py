@@ -1,8 +1,8 @@
 """Finds the candidate nodes on which a backend can start a workload.
 
-Admission asks it for requests with a `provision`: a backend that starts on certain nodes or in
-certain clusters only, as `local` does on its own machine, would refuse a workload that a policy
-placed anywhere else, after the lease was granted.
+Admission calls this module for requests with a `provision`: a backend that starts on certain nodes
+or in certain clusters only, as `local` does on its own machine, would refuse a workload that a
+policy placed anywhere else, after the lease was granted.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
 AVOIDED_MAX: Final = 1024
-"""Nodes to avoid that are listed; if a cluster has more, policies see all of its nodes."""
+"""Maximum nodes listed as to avoid; if a cluster has more, policies see all its nodes."""
 NAMES_MAX: Final = 5
-"""Names of nodes or clusters that a refusal lists."""
+"""Maximum names of nodes or clusters that a refusal lists."""
 _ACCOUNTS_ONLY: Final = "memory"
 """The backend that starts nothing, and therefore never replaces another one."""
 _Candidates = tuple[ClusterId, ...] | None
@@ -34,7 +34,7 @@ def within_reach(
         fleet: The present fleet.
         support: The clusters and nodes on which the backend can start workloads.
         candidates: The candidates of the request; None: all clusters.
-        demand: A usable node must fit this when empty.
+        demand: The demand that an empty node must fit to be usable.
 
     Returns:
         None if no candidate has a usable node.
@@ -115,9 +115,9 @@ def out_of_reach(
     way = f"{', '.join(ways)}, or {last}"
     reason = (
         f"provision.backend: {backend} only starts workloads on the {where} {shown}, and none of "
-        f"them that this request may use could ever hold it; {way}."
+        f"them that this request may use could ever hold the workload; {way}."
     )
     if not names:
         reason = f"provision.backend: {backend} has no machine to start a workload on; {way}."
-    expected = "a backend that starts workloads there"
+    expected = "a backend that starts workloads on a node that the request may use"
     return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})

@@ -17,11 +17,11 @@ from moorage.model import Code, Lease, SessionId, Tenant
 LOOK_SECONDS: Final = 0.1
 """Seconds between two polls for new output."""
 READERS_MAX: Final = 64
-"""Readers that may wait for output of one lease; one more is refused as `busy`."""
+"""Maximum readers that wait for output of one lease; one more is refused as `busy`."""
 READERS_OF_TENANT_MAX: Final = 256
-"""Readers of one tenant that may wait for output."""
+"""Maximum readers of one tenant that wait for output."""
 READERS_ALL_MAX: Final = 2_048
-"""Readers of all tenants that may wait for output."""
+"""Maximum readers of all tenants that wait for output."""
 
 
 @dataclass(frozen=True, slots=True)

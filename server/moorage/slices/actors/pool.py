@@ -28,7 +28,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         """Start one actor, and return its handle.
 
         Raises:
-            NotImplementedError: The subclass does not say how.
+            NotImplementedError: The subclass does not define this method.
         """
         raise NotImplementedError(  # Not abstract: existing programs create the class itself.
             f"{type(self).__name__} does not say how actors are created"
@@ -51,12 +51,12 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         return str(actor_info)
 
     def drain_actor_pool(self) -> None:
-        """Shut down all actors, kill those that remain, and empty the pool. Idempotent."""
+        """Shut down all actors, kill those that remain, and empty the pool; may be repeated."""
         members, self._actor_pool = self._actor_pool, []
         self._dismiss(members)
 
     def _scale_actor_pool(self, desired_num_actors: int) -> None:
-        """Remove unhealthy members, then add or remove members until the pool has this size."""
+        """Remove unhealthy members, then add or remove some until the pool has the given size."""
         self._remove_unhealthy_members_from_actor_pool()
         if len(self._actor_pool) < desired_num_actors:
             self._add_members_to_actor_pool(desired_num_actors)
@@ -64,7 +64,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             self._remove_members_from_actor_pool(desired_num_actors)
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[ActorInfoT]]:
-        """Kill and return the members that do not report to be healthy."""
+        """Kill and return the members that do not report that they are healthy."""
         checks = [member.actor.healthy.remote() for member in self._actor_pool]
         answers = outcomes(checks, self._settings.health_check_seconds_max)
         unhealthy = []
@@ -95,7 +95,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
                 self._actor_pool.append(ActorPoolMember(actor, answer))
 
     def _remove_members_from_actor_pool(self, desired_num_actors: int) -> None:
-        """Shut down the last members, until the pool has this size."""
+        """Shut down the last members, until the pool has the given size."""
         surplus = self._actor_pool[desired_num_actors:]
         del self._actor_pool[desired_num_actors:]
         self._dismiss(surplus)

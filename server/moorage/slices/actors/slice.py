@@ -22,7 +22,7 @@ from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 CALLS_MAX: Final = 16
-"""At most this many calls of a slice run at a time: health checks run while other calls wait."""
+"""Maximum calls of a slice that run at a time: health checks run while other calls wait."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
@@ -31,11 +31,11 @@ logger: Final = logging.getLogger("ray")
 
 
 class Slice(ResourcePoolManager[HostInfo]):
-    """A slice and its hosts; `SliceActor` is the actor, and runs on the first host.
+    """Reserves the hosts of a slice and runs tasks on them; `SliceActor` is its actor.
 
     Args:
         shape: The shape of the slice; None: a TPU slice.
-        group: The placement group in which the slice's actor runs; for GPUs the group has all
+        group: The placement group in which the slice's actor runs; for GPUs, the group has all
             hosts.
         settings: Time limits; None: from the environment.
         environment: Variables for all tasks; the caller of a task may override them.
@@ -84,7 +84,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Return whether all nodes of the slice are alive."""
         if self._hosts:
             return all(node.node_id in alive for node, _ in self._hosts)
-        if isinstance(self._shape, GpuSlices):  # Its hosts are reserved from the start.
+        if isinstance(self._shape, GpuSlices):  # GPU hosts are reserved from the start.
             table = ray.util.placement_group_table(self._group)
             return bool(table["state"] == "CREATED")
         info = self.get_info()
@@ -172,7 +172,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         ]
 
     def shutdown(self) -> None:
-        """Shut down all hosts, free their reservation, and refuse further tasks."""
+        """Shut down all hosts of the slice, free their reservation, and refuse further tasks."""
         self._failed = True
         self.drain_actor_pool()
         if self._host_placement_group is not None:

@@ -34,7 +34,7 @@ class ComputeResourceConfig:
         )
 
     def hardware_identifier(self) -> str | None:
-        """Return the accelerator, such as `A100`; None: no accelerator, or any one is accepted."""
+        """Return the accelerator, such as `A100`; None: none is needed, or any is accepted."""
         return None
 
     def to_ray_resources(self) -> RayResources:
@@ -87,7 +87,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         gpu_model: Ray's name of the accelerator, such as `H100`; None: any.
         cpu_count: CPUs of each task.
         worker_count: Number of tasks; for slices, number of hosts of each slice.
-        pod_count: Number of slices, or all acceptable numbers.
+        pod_count: The number of slices, or a list of all acceptable numbers.
         slice_label: A node label that has the same value on all hosts of a slice.
         slice_resource: A resource that each host has; a slice takes 1 of it on each host.
         resource_name: Name of the resource in messages.
@@ -128,8 +128,8 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
     """The resources of a job on TPUs.
 
     Args:
-        tpu_version: Such as `v4-8`.
-        pod_count: Number of slices, or all acceptable numbers.
+        tpu_version: The type of the TPU slices, such as `v4-8`.
+        pod_count: The number of slices, or a list of all acceptable numbers.
         cpu_count: CPUs of a task that `create_remote_decorator` makes. A task on a slice has a
             whole host, and takes no CPUs.
         chips_per_host: Chips of each host; None: all chips of the host.

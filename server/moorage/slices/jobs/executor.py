@@ -33,11 +33,11 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""If a task's process dies at once while all nodes live, the job counts as preempted, at most this
-many times in a row: a cloud may end processes before it reclaims a machine. After that, the job
-counts as failed."""
+"""Maximum times in a row that a job whose process dies at once, while all nodes live, counts as
+preempted: a cloud may end processes before it reclaims a machine. After that, the job counts as
+failed."""
 CRASH_SECONDS: Final = 60.0
-"""A process that dies within this many seconds of its start "dies at once"."""
+"""Seconds from its start within which a process that dies "dies at once"."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -129,8 +129,8 @@ class RayExecutor:
         Args:
             remote_fn: A function, or Ray's remote function.
             accelerator_config: The resources of the job.
-            max_retries_preemption: The job is given up after this many preemptions.
-            max_retries_failure: The job is given up after this many failures.
+            max_retries_preemption: Number of preemptions after which the job is given up.
+            max_retries_failure: Number of failures after which the job is given up.
             _fn_args: Positional arguments of the function.
             _settings: Time limits; None: from the environment.
             **kwargs: Keyword arguments of the function.
@@ -171,9 +171,9 @@ class RayExecutor:
         Args:
             remote_fn: A function, or Ray's remote function.
             accelerator_config: The slices, as `pod_count` and the resources of each.
-            max_retries_preemption: The job is given up after this many preemptions; an attempt that
-                finds too few slices counts as one.
-            max_retries_failure: The job is given up after this many failures.
+            max_retries_preemption: Number of preemptions after which the job is given up; an
+                attempt that finds too few slices counts as one.
+            max_retries_failure: Number of failures after which the job is given up.
             flatten: Whether the results are one list, rather than a list for each slice.
             _fn_args: Positional arguments of the function.
             _settings: Time limits; None: from the environment.
@@ -197,28 +197,28 @@ class RayExecutor:
 
 
 def execute(accelerator_config: AcceleratorConfigType) -> Callable[[RayValue], UserFunction]:
-    """Decorate a function so that a call runs it as a job; see `RayExecutor.execute`."""
+    """Decorate a function so that a call runs it as a job, as `RayExecutor.execute` does."""
     return _decorator(RayExecutor.execute, accelerator_config)
 
 
 def execute_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """Decorate a function: a call runs it until success; see `RayExecutor.execute_resumable`."""
+    """Decorate a function so that a call runs it as `RayExecutor.execute_resumable` does."""
     return _decorator(RayExecutor.execute_resumable, accelerator_config)
 
 
 def execute_multislice(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """Decorate a function: a call runs it on slices; see `RayExecutor.execute_multislice`."""
+    """Decorate a function so that a call runs it as `RayExecutor.execute_multislice` does."""
     return _decorator(RayExecutor.execute_multislice, accelerator_config)
 
 
 def execute_multislice_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """Decorate a function: a call runs it on slices until success; see `RayExecutor`."""
+    """Decorate a function: a call runs it as `RayExecutor.execute_multislice_resumable` does."""
     return _decorator(RayExecutor.execute_multislice_resumable, accelerator_config)
 
 
@@ -242,7 +242,7 @@ def _decorator(
 def _run_tasks(
     call: SliceCall, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
 ) -> JobStatus:
-    """Run `worker_count` tasks at the same time; start none if they do not all fit."""
+    """Run `worker_count` tasks at the same time; start none if not all fit."""
     info = JobInfo(config.runtime_name, "running", config.resource_name)
     bundle = config.resources()
     group = ray.util.placement_group([bundle] * config.worker_count, strategy="PACK")

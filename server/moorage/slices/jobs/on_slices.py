@@ -1,4 +1,4 @@
-"""A job on all hosts of slices: run once, repeatedly, or as calls on slices that stay allocated."""
+"""Runs a job on all hosts of slices: once, repeatedly, or as calls on slices that stay held."""
 
 import os
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _UNKNOWN: Final = "EMPTY"
 
 
 class SliceCall:
-    """A function with its arguments."""
+    """A function to run on slices, with its arguments."""
 
     def __init__(
         self, function: UserFunction, args: tuple[RayValue, ...], kwargs: Mapping[str, RayValue]
@@ -39,7 +39,7 @@ class SliceCall:
 
 
 class SliceJob:
-    """A job on slices, and the pool that holds its slices."""
+    """Runs a job on slices, which its pool holds."""
 
     def __init__(
         self, config: AcceleratorConfigType, settings: SliceSettings, hosts_max: int | None = None
@@ -94,7 +94,7 @@ class SliceJob:
         """Return the results; if a task fails, cancel the others.
 
         Raises:
-            HostTaskError: The first failure, with its slice and host.
+            HostTaskError: A task failed; the error has the first failure with its slice and host.
         """
         results = collect(calls, None, self._settings.task_cancel_seconds_max)
         return [each for of_slice in results for each in of_slice] if flatten else results
@@ -133,7 +133,7 @@ class SliceJob:
         return status
 
     def _cancel(self, calls: list[list[HostCall]]) -> None:
-        """Cancel running tasks for which no caller waits any more."""
+        """Cancel running tasks whose results no caller awaits any more."""
         every = [call for calls_of_slice in calls for call in calls_of_slice]
         cancel(every, self._settings.drain_seconds_max)
 

@@ -18,38 +18,38 @@ class JobInfo:
 
 @dataclass
 class JobStatus:
-    """The status of a job."""
+    """The status of a job that has ended."""
 
     info: JobInfo
 
 
 @dataclass
 class JobSucceeded(JobStatus):
-    """All tasks returned."""
+    """The status of a job whose tasks all returned."""
 
     result: RayValue
 
 
 @dataclass
 class JobUnsuccessful(JobStatus):
-    """The base of all other statuses: the error."""
+    """The base of the statuses of a job without success; has the error."""
 
     error: Exception
 
 
 @dataclass
 class JobPreempted(JobUnsuccessful):
-    """A node, a host or a process was lost: a repeated job may succeed."""
+    """The status of a job that lost a node, a host or a process: a repetition may succeed."""
 
 
 @dataclass
 class JobFailed(JobUnsuccessful):
-    """The job could not be run: code outside of Ray raised an error."""
+    """The status of a job that could not run: code outside of Ray raised an error."""
 
 
 @dataclass
 class JobError(JobUnsuccessful):
-    """A task raised an error, or Ray did."""
+    """The status of a job if a task, or Ray itself, raised an error."""
 
 
 _TEXTS = ("preempt", "owner died", "owner has exited")

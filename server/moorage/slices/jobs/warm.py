@@ -45,7 +45,7 @@ def device_remote(
 
 
 class _Warm:
-    """The slices of one decorated function or class."""
+    """Runs the calls of one decorated function or class on slices that stay allocated."""
 
     def __init__(self, config: AcceleratorConfigType, flatten: bool) -> None:
         self._config = config
@@ -98,7 +98,7 @@ class _WarmFunction:
 
 
 class _WarmObject:
-    """A stand-in for an object: for a call of a method, each host creates the object."""
+    """A stand-in for an object: at each call of a method, each host creates the object."""
 
     def __init__(
         self, warm: _Warm, of: type, args: tuple[RayValue, ...], kwargs: dict[str, RayValue]

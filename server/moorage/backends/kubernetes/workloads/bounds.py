@@ -1,7 +1,7 @@
 """Limits a pod to the resources of its lease, whatever its manifest requests.
 
-`manifests` calls it with the finished pod. The requests and limits of a container count; sidecars
-run beside the containers, other init containers run one after another before them.
+`manifests` calls this module with the finished pod. The requests and limits of a container count;
+sidecars run beside the containers, other init containers run one after another before them.
 """
 
 import math
@@ -30,7 +30,7 @@ def hide_devices(spec: Document, with_devices: str) -> None:
         with_devices: Name of the container that gets the lease's devices; empty: none.
 
     Raises:
-        UnsupportedSpecError: This container's environment may name other devices.
+        UnsupportedSpecError: The environment of the named container may name other devices.
     """
     for container in _each(spec, *_KINDS):
         if container["name"] != with_devices:
@@ -38,7 +38,7 @@ def hide_devices(spec: Document, with_devices: str) -> None:
         elif any(
             _may_name_devices(each.get("prefix", "")) for each in container.get("envFrom", [])
         ):
-            # It would override the device plugin's variable.
+            # A variable from `envFrom` would override the device plugin's.
             reason = "expected a `prefix`, e.g. APP_: without, it might set NVIDIA_VISIBLE_DEVICES"
             raise UnsupportedSpecError(
                 f"manifest.spec: container {with_devices}: envFrom: {reason}"
@@ -82,7 +82,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
         elif own and held > before:
             _give(own, name, held - before)
         elif own and held:
-            _check(name, before + 1, held)  # Nothing is left for it.
+            _check(name, before + 1, held)  # Nothing is left for the container.
         _check(name, before, held)
         whole = _request_or_limit({"name": "", "resources": spec.get("resources", {})}, name)
         _check(name, whole or 0, held)
@@ -107,7 +107,7 @@ def _check(name: str, wanted: int, held: int) -> None:
 
 
 def _request_or_limit(container: Document, name: str) -> int | None:
-    """Return the larger of request and limit of a container; None: it has neither.
+    """Return the larger of request and limit of a container; None if the container has neither.
 
     A request without a limit also becomes the limit.
     """

@@ -1,8 +1,8 @@
 """Follows, makes and deletes this server's workloads in one cluster.
 
-All of it runs in the backend's one event loop. Objects are found by their labels, so a restarted
-daemon finds those of an earlier one. A start or a stop sends a change to the API server, then waits
-until the watch shows it.
+All calls run in the backend's one event loop. Objects are found by their labels, so a restarted
+daemon finds the objects of an earlier daemon. A start or a stop sends a change to the API server,
+then waits until the watch shows it.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from moorage.records.json_values import JsonMapping, JsonValue
 LIST_SECONDS_MAX: Final = 15.0
 """Longest wait for the first list of a cluster's objects, in calls that need it."""
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
-"""Pauses before retries of a change that the API server did not answer; the last repeats."""
+"""Pauses in seconds before retries of an unanswered change; the last one repeats."""
 END_SECONDS_MAX: Final = 20.0
 """Seconds for which a deletion is repeated while the API server does not answer."""
 _UNAUTHORIZED: Final = 401
@@ -54,7 +54,7 @@ _FORBIDDEN: Final = 403
 _TOO_MANY: Final = 429
 _TROUBLE_FROM: Final = 500
 _UNWATCHED: Final = ("/services/", "/podgroups/")
-"""Objects that are not watched: they run nothing, and Kubernetes deletes them with their pod."""
+"""Paths of objects that are not watched: they run nothing, and vanish with their pod."""
 
 _T = TypeVar("_T")
 
@@ -68,7 +68,7 @@ class _News:
 
 
 class ClusterWorkloads:
-    """This server's workloads in one cluster.
+    """Follows, makes and deletes this server's workloads in one cluster.
 
     Args:
         cluster_id: The cluster's id in the inventory.
@@ -131,7 +131,7 @@ class ClusterWorkloads:
             raise BackendError(self.trouble() or "it did not answer in time") from None
 
     def trouble(self) -> str:
-        """Return why the cluster cannot be read now; empty if it can."""
+        """Return why the cluster cannot be read now; empty: no trouble."""
         said = next((str(each.error) for each in self._watchers if each.error), "")
         return f"the Kubernetes cluster {self.cluster_id} cannot be read: {said}" if said else ""
 
@@ -157,7 +157,7 @@ class ClusterWorkloads:
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
     def published(self, node: str) -> dict[str, Document]:
-        """Return the devices that drivers publish for a node, by device id."""
+        """Return the devices that DRA drivers publish for a node, by device id."""
         slices = self._published.get(node, {}).values()
         newest: dict[tuple[str, str], int] = {}
         for each in slices:
@@ -328,7 +328,8 @@ class ClusterWorkloads:
         self._objects[workload] |= _watched_paths(paths)
         trouble: list[str] = []
         bodies: dict[str, Document] = {
-            # Foreground: a deleted Job makes no new pod, and goes only after its pods.
+            # With the policy `Foreground`, a deleted Job makes no new pod, and goes only after its
+            # pods.
             path: {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
             for path in paths
         }

@@ -20,7 +20,7 @@ from moorage.backends.kubernetes.workloads.states import PodState
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of a command's output that are stored; the rest is read and dropped."""
+"""Maximum bytes of a command's output that are stored; the rest is read and dropped."""
 KILL_SECONDS_MAX: Final = 5.0
 _INNER: Final = (
     'exec 2>&1; echo "$$"; if [ -n "$1" ]; then cd "$1" || exit 126; fi; shift; exec "$@"'
@@ -33,7 +33,7 @@ _LAST_BYTES: Final = 16
 
 @dataclass(slots=True)
 class _Written:
-    """Collects the output of a command: its first bytes and its last ones."""
+    """Collects the first and the last bytes of a command's output."""
 
     first: bytearray = field(default_factory=bytearray)
     last: bytes = b""
@@ -71,7 +71,7 @@ async def execute(
     """Run a command in the container of a pod.
 
     Raises:
-        BackendError: The API server refused, or the container has no /bin/sh.
+        BackendError: The API server refused the command, or the container has no /bin/sh.
         TimeoutError: The command took too long, and was killed.
     """
     variables = [f"{key}={text}" for key, text in environment.items()]

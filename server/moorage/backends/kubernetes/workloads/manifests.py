@@ -3,7 +3,7 @@
 The name of an object identifies the workload and its start, so that a second creation has no
 effect. The pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: only
 kube-scheduler knows taints, cordons and the resources of other pods. The manifest in the spec
-overrides all of this.
+overrides the fields that this module sets.
 """
 
 import hashlib
@@ -76,8 +76,8 @@ class StartObjects:
 def start_name(server: str, order: Order) -> str:
     """Return the common name of all objects of a start: a DNS label, unique to that start.
 
-    Another order with the same id and attempt gives another name, so its remains are never mistaken
-    for this start.
+    Another order with the same id and attempt gives another name, so objects left by that order are
+    never mistaken for those of this start.
     """
     said = "\0".join((server, order.id, repr(order.spec), repr(order.placement)))
     digest = hashlib.sha256(said.encode()).hexdigest()[:10]
@@ -110,7 +110,7 @@ def start_objects(
         server: Value of `SERVER_LABEL` on this server's objects.
         namespace: The namespace of the objects.
         published: Devices that DRA drivers publish, by node and device id.
-        group_api: The version of the API that has PodGroups; empty if none has.
+        group_api: The version of the API that has PodGroups; empty: the cluster has no PodGroups.
 
     Raises:
         BackendError: Kubernetes cannot allocate the devices of the lease.
@@ -271,7 +271,7 @@ def _probe(readiness: Readiness, port: int | None) -> Document:
 
 
 def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: PodOrder) -> None:
-    """Set the fields of a pod that no manifest may change: labels, annotations and node."""
+    """Set the pod's fields that no manifest may change: labels, annotations and node."""
     given = pod.get("metadata", {})
     pod["apiVersion"], pod["kind"] = "v1", "Pod"
     notes = {**given.get("annotations", {}), **meta["annotations"]}
@@ -332,7 +332,7 @@ def _service(meta: Document, notes: Document, port: int) -> Document:
 
 
 def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
-    """Return the PodGroup of a gang: the scheduler then places all its pods, or none."""
+    """Return the PodGroup of a gang: the scheduler places all of the gang's pods, or none."""
     return {
         "apiVersion": api,
         "kind": "PodGroup",

@@ -29,7 +29,7 @@ from moorage.backends.kubernetes.workloads.states import PodState
 from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
-"""Bytes of a pod's output that are stored; older output is dropped."""
+"""Maximum bytes of a pod's output that are stored; older output is dropped."""
 KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """Longest wait for the output of an ended pod; after that, the pod is deleted without it."""
@@ -61,7 +61,7 @@ class _Tail:
         self.base += spare
 
     def read(self, offset: int, *, over: bool, code: int | None) -> Log:
-        """Return a piece from an offset on, or from the oldest stored byte if that is later."""
+        """Return a piece of output from an offset on, or from the oldest stored byte after it."""
         start = max(self.end + offset, 0) if offset < 0 else offset
         start = min(max(start, self.base), self.end)
         piece = bytes(self.data[start - self.base :][:LOG_BYTES_MAX])
@@ -94,7 +94,7 @@ class PodOutput:
             each.task.cancel()
 
     async def read(self, pod: PodState, offset: int) -> Log:
-        """Return the output of a pod from an offset on; a negative one counts from the end."""
+        """Return the output of a pod from an offset on; a negative offset counts from the end."""
         if pod.over:
             await self.keep(pod)
             return self.stored_log(pod.workload, offset, pod.attempt)

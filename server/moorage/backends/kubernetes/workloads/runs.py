@@ -40,7 +40,7 @@ SILENCE_SECONDS_MAX: Final = 30.0
 SCHEDULER_SECONDS_MAX: Final = 300.0
 """Seconds that the scheduler may report nothing about a complete pod, since it may be busy."""
 STOP_SECONDS_MAX: Final = 120.0
-"""Longest wait of a stop for its pods' end; then it fails, and the stop is tried again."""
+"""Longest wait of a stop for its pods' end; then the stop fails, and is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
 """Seconds that a cancelled start waits until its objects are gone; the stop waits longer."""
 LOOK_SECONDS: Final = 1.0
@@ -115,7 +115,7 @@ class WorkloadRuns:
     async def status(self, workload: str) -> WorkloadReport:
         """Return the report of a workload now."""
         report = self.reports.get(workload)
-        if report is not None and report.phase.over:  # Its objects stay until the stop.
+        if report is not None and report.phase.over:  # The workload's objects stay until the stop.
             return report
         cluster = await self._cluster_of(workload)
         seen = cluster.workloads.view(workload) if cluster else None
@@ -346,7 +346,7 @@ class WorkloadRuns:
         """Raise an error if nothing was reported about a workload's pods for too long.
 
         Raises:
-            BackendError: The silence was too long.
+            BackendError: Kubernetes reported nothing for too long.
         """
         if lasted < SILENCE_SECONDS_MAX or cluster.trouble():
             return
@@ -382,7 +382,7 @@ class WorkloadRuns:
             published = cluster.published(share.node_id)
             wanted = [published[each] for each in share.gpus if each in published]
             if len(wanted) != len(share.gpus) or not wanted:
-                continue  # Only counted; or one is gone, which is reported elsewhere.
+                continue  # Devices are only counted, or a claim is gone.
             names = tuple((each["driver"], each["pool"], each["device"]) for each in wanted)
             given = [each.devices for each in cluster.claims(order.id) if each.devices]
             if given and names not in given:
@@ -393,7 +393,7 @@ class WorkloadRuns:
                 )
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
-        """Delete the objects of a failed start, and wait until they are gone.
+        """Delete the objects of a failed start, and wait until the objects are gone.
 
         A failed start waits without a time limit: the devices are not free while a pod may run. A
         cancelled start (`gave_up`) waits at most `UNDO_SECONDS_MAX`: a stop follows, and waits for

@@ -28,7 +28,7 @@ _IMAGE: Final = frozenset(
 
 
 class _Read(msgspec.Struct, frozen=True, rename="camel"):
-    """The base of all objects here; absent fields get their default."""
+    """The base of all objects of this module; absent fields get their default."""
 
 
 class _Owner(_Read, frozen=True):
@@ -128,15 +128,15 @@ class PodState:
         probed: Whether it has a readiness check.
         node: The node that it is bound to; empty: not bound yet.
         stop_seconds: The pod's seconds between SIGTERM and SIGKILL.
-        claims: Names of the claims that it needs.
+        claims: Names of the claims that the pod needs.
         phase: The pod's phase in Kubernetes.
         ready: Whether its readiness check succeeds.
         deleted: Whether its deletion was ordered.
-        unschedulable: The scheduler's reason why it has no node; empty: none.
+        unschedulable: The scheduler's reason why the pod has no node; empty: no reason reported.
         waiting: Why a container has not started yet: reason and message.
         ended: Exit code, reason and message of an ended container; None: none ended.
         reason: Why Kubernetes failed the pod: reason and message.
-        disruption: Why Kubernetes removed the pod; empty: it did not.
+        disruption: Why Kubernetes removed the pod; empty: Kubernetes did not remove it.
     """
 
     workload: str
@@ -186,7 +186,7 @@ class Trouble(enum.Enum):
     SILENCE = enum.auto()
     """Kubernetes has reported nothing about the workload."""
     HOPELESS = enum.auto()
-    """The fault does not go away by waiting."""
+    """The fault stays however long the start waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def view(
         said = f"{len(pods)} of its {pods[0].size} pods are there"
         return WorkloadView(WorkloadReport(workload, Phase.STARTING, detail=said), Trouble.SILENCE)
     order = [Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY, Phase.SUCCEEDED]
-    # Of a gang, one pod has the actual reason; the others only say that the gang is incomplete.
+    # One pod of a gang has the actual reason; the others only report that the gang is incomplete.
     whys = [2 if not pod.unschedulable else "minCount" in pod.unschedulable for pod in pods]
     ranks = [(order.index(x.report.phase), why) for x, why in zip(each, whys, strict=True)]
     return each[ranks.index(min(ranks))]
@@ -346,7 +346,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
 
 
 def _node_fate(trouble: NodeTrouble | None) -> str:
-    """Return the end of a message about a lost node; `trouble` None: the node was deleted."""
+    """Return the end of a message about a lost node; None for `trouble`: the node was deleted."""
     if trouble is None:
         return "was deleted; Kubernetes ends its pods in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"

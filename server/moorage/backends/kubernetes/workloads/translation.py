@@ -40,12 +40,12 @@ _DEVICE_NOTES: Final = re.compile(
 )
 """Annotations by which container runtimes add devices; NVIDIA's has its own prefix."""
 _OWN_SIZES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-"""Resources that are not devices; huge pages are not devices either."""
+"""Names of resources that are not devices; resources of huge pages are not devices either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrder:
-    """A spec of any kind, translated for a pod.
+    """The fields of a pod, translated from a spec of any kind.
 
     Args:
         command: Replaces the image's entrypoint; empty: keep it.

@@ -35,7 +35,7 @@ last long: a start until its workload is ready, a stop until its workload has en
 
 
 class Driver:
-    """Carries out the daemon's calls."""
+    """Carries out the daemon's calls at Ray."""
 
     def __init__(self, server: str, namespace: str, output: int) -> None:
         self._server = server
@@ -65,7 +65,7 @@ class Driver:
                 os._exit(0)
 
     def announce(self, message: JsonObject) -> None:
-        """Register each start when its call arrives, so that a later stop can cancel it."""
+        """Register a start when its call arrives, so that a later stop can cancel the start."""
         if message["call"] == "start":
             arguments = message["arguments"]
             workload = str(arguments["plans"][0]["workload"])
@@ -112,7 +112,7 @@ class Driver:
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
-        """Call `work`; with a `ray://` client, which may not, call it in a task on the cluster."""
+        """Call `work` here; with a `ray://` client, which may not, in a task on the cluster."""
         if not self._client:
             return work(*arguments)
         return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))
@@ -123,7 +123,8 @@ def main() -> None:
     address, server, namespace = sys.argv[1:4]
     output = os.dup(1)
     lines = queue.SimpleQueue[str]()
-    # Before `ray.init`, which takes minutes if Ray does not answer; the daemon may end meanwhile.
+    # Start to read before `ray.init`, which takes minutes if Ray does not answer: the daemon may
+    # end meanwhile.
     threading.Thread(target=read, args=(lines,), daemon=True).start()
     os.dup2(2, 1)  # Keep Ray's prints out of the answers.
     # No node needs this package: its classes travel to the cluster by value.

@@ -30,7 +30,7 @@ class GroupError(Exception):
 
 
 class JobGroups:
-    """The placement groups of all jobs of one server.
+    """Makes and removes the placement groups of one server's jobs.
 
     Args:
         server: The first part of the groups' names.
@@ -45,11 +45,11 @@ class JobGroups:
         """Make a job's placement group from its lease's devices; remove any earlier one first.
 
         Raises:
-            GroupError: Ray did not create the group, or gave it other devices.
+            GroupError: Ray did not create the group, or gave the group other devices.
             DeviceError: A device is in use.
         """
         self.remove(str(plan["workload"]))
-        # In the same order for all jobs, to avoid deadlocks on shared nodes.
+        # Lock the nodes in the same order for all jobs, to avoid deadlocks.
         exact = sorted(
             (each for each in plan["bundles"] if each["gpus"]), key=lambda each: str(each["node"])
         )
@@ -62,7 +62,7 @@ class JobGroups:
             return group is not None
 
         for number in range(TRIES + 1):
-            # At first without holders: Ray's choice often has the lease's devices.
+            # Try first without holders: Ray's choice often has the lease's devices.
             if self._within(exact if number else [], take, given_up):
                 return made[0]
         devices = "; ".join(f"GPU {', '.join(each['gpus'])} of {each['node']}" for each in exact)
@@ -72,7 +72,7 @@ class JobGroups:
         """Remove the placement groups of a workload, if any; Ray ends the actors in them.
 
         Raises:
-            GroupError: Ray has not removed one.
+            GroupError: Ray has not removed a group.
         """
         prefix = f"{self._server}/{workload}/"
         for group_id, name in self._all().items():
@@ -123,7 +123,7 @@ class JobGroups:
                 if time.monotonic() > deadline:
                     raise GroupError(
                         f"Ray has not reserved the devices of a job within {MAKE_SECONDS_MAX:g} s:"
-                        f" {_wants(bundles)}; others may hold that"
+                        f" {_wants(bundles)}; others may hold these resources"
                     )
             right = all(
                 _has(group, index, each) for index, each in enumerate(bundles) if each["gpus"]
@@ -152,7 +152,7 @@ def _has(group: PlacementGroup, index: int, bundle: JsonMapping) -> bool:
         given, named = ray.get(pending, timeout=MAKE_SECONDS_MAX)
         ray.wait([holder.leave.remote()], timeout=REMOVE_SECONDS_MAX)
     finally:
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It may have ended.
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # The actor may have ended.
             ray.kill(holder, no_restart=True)
     return sorted(given) == sorted(named)
 
@@ -167,7 +167,7 @@ def _remove(group: PlacementGroup) -> None:
     while _state(group) != "REMOVED":
         if time.monotonic() > deadline:
             raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
-        time.sleep(LOOK_SECONDS)  # Ray sends no event for this.
+        time.sleep(LOOK_SECONDS)  # Ray sends no event for a removal.
 
 
 def _wants(bundles: Sequence[JsonMapping]) -> str:

@@ -1,6 +1,6 @@
 """Reads the capacity and use of a Ray cluster, and requests more capacity from its autoscaler.
 
-It may run in a task on the cluster; Ray sends its code there.
+The functions may run in a task on the cluster; Ray sends their code there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ def observe(server: str) -> JsonObject:
     Args:
         server: Id of a server whose placement groups count as leases, like those of pools.
 
-    With a `ray://` client this must run on the cluster, since such a client lacks these calls.
+    A `ray://` client lacks these calls, so for it this function must run on the cluster.
     """
-    import ray  # noqa: PLC0415  # It travels.
+    import ray  # noqa: PLC0415  # This function travels to the cluster.
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # Not public.
     from ray._private.state import available_resources_per_node  # noqa: PLC0415  # As above.
 
@@ -75,6 +75,6 @@ def observe(server: str) -> JsonObject:
 
 def request(bundles: Sequence[Mapping[str, float]]) -> None:
     """Request from Ray's autoscaler a cluster that can hold these bundles."""
-    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # This function travels to the cluster.
 
     request_resources(bundles=[dict(each) for each in bundles])

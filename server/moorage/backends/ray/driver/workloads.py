@@ -32,9 +32,9 @@ OUTPUT_SECONDS_MAX: Final = 60.0
 
 If the actor is dead, Ray reports that at once."""
 LOOK_SECONDS: Final = 20.0
-"""Longest duration of one call that waits for a workload's end; then it is made again."""
+"""Longest seconds of one call that waits for a workload's end; then the call is repeated."""
 EXACT_TRIES: Final = 8
-"""How often an actor is started again if Ray gives it other devices than its lease's."""
+"""Maximum restarts of an actor that Ray gives other devices than its lease's."""
 
 Report = JsonObject
 
@@ -77,7 +77,7 @@ class _Shape:
 
 
 class Workloads:
-    """All workloads of one server.
+    """Starts, stops and watches the workloads of one server on Ray.
 
     Args:
         server: The server's id, the first part of its actors' names.
@@ -111,7 +111,7 @@ class Workloads:
             self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
             lock = self._lock_of(workload)
-            if lock.acquire(blocking=False):  # Else it is starting or stopping.
+            if lock.acquire(blocking=False):  # Else the workload is starting or stopping.
                 try:
                     if workload not in self._all(workload):
                         self._groups.remove(workload)
@@ -126,7 +126,7 @@ class Workloads:
         return self._join(self._members(workload), question, whole)
 
     def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
-        """Return what `WorkloadHost.logs` on the workload's first node returns, and the attempt."""
+        """Return the result of `WorkloadHost.logs` on a workload's first node, and the attempt."""
         member = self._members(workload)[0]
         piece = self._ask(member, "logs", offset)
         return (*piece, int(member.start[1]))
@@ -156,7 +156,7 @@ class Workloads:
     # Starting ----------------------------------------------------------------------------------
 
     def announced(self, workload: str) -> threading.Event:
-        """Register a start, so that a later stop can cancel it; return the event for that."""
+        """Register a start; return the event that a later stop sets to cancel the start."""
         given_up = threading.Event()
         with self._lock:
             self._given_up.setdefault(workload, []).append(given_up)
@@ -170,7 +170,7 @@ class Workloads:
         Args:
             plans: The plan for each node.
             given_up: The event that `announced` returned.
-            new: Whether to start it if it does not exist; otherwise return None then.
+            new: Whether to start a workload that does not exist; if not, return None for it.
 
         Raises:
             NotDoneError: The workload did not become ready and was removed.
@@ -207,7 +207,7 @@ class Workloads:
                 self._end(self._members(workload))
             if plans[0]["bundles"]:
                 self._groups.remove(workload)
-            # The last two: Ray's client itself refuses a wrong `runtime_env`.
+            # TypeError and ValueError: Ray's client itself refuses a wrong `runtime_env`.
             kinds = ray.exceptions.RayError | DeviceError | GroupError | ValueError | TypeError
             if isinstance(error, kinds):
                 raise NotDoneError(_first_line(error)) from error
@@ -296,7 +296,7 @@ class Workloads:
     def _begin_answer(
         self, member: _Member, ref: Any, plan: JsonMapping, given_up: threading.Event
     ) -> Report:
-        """Wait until an actor reports its workload's start, without limit once it runs."""
+        """Wait until an actor reports its workload's start; once the actor runs, without limit."""
         made = "runtime_env" in plan["options"]
         seconds = ENVIRONMENT_SECONDS_MAX if made else SCHEDULE_SECONDS_MAX
         deadline = time.monotonic() + seconds
@@ -315,7 +315,7 @@ class Workloads:
                 where = plan["node"] or "any node"
                 raise NotDoneError(
                     f"Ray has not started its actor on {where} within {seconds:g} s: it wants"
-                    f" {_wants(plan['options'])}, and others may hold that"
+                    f" {_wants(plan['options'])}, and others may hold these resources"
                 )
 
     # Stopping ----------------------------------------------------------------------------------
@@ -324,8 +324,8 @@ class Workloads:
         """Stop a workload; SIGKILL it some seconds after SIGTERM. Cancel a start under way.
 
         Returns:
-            The last output of its first node, with `data` None if that is lost; None if there was
-            no such workload.
+            The last output of the workload's first node, with None as `data` if it is lost; None if
+            no workload has this name.
         """
         with self._lock:
             for given_up in self._given_up.get(workload, ()):
@@ -388,7 +388,7 @@ class Workloads:
             if shape is not None:
                 self._shapes[workload] = shape
             names = {each.name for each in members}
-            # `discover` may have begun to watch some of its actors during the start.
+            # `discover` may have begun to watch some of the workload's actors during the start.
             watched = {
                 ref: each
                 for ref, each in self._watched.get(workload, {}).items()
@@ -412,7 +412,8 @@ class Workloads:
     def note_dead_nodes(self, dead: Collection[str]) -> None:
         """Report workloads on dead nodes as failed; Ray never revives a dead node.
 
-        A job has an actor only on its first node, so nothing else reports the loss of the others.
+        A job has an actor only on its first node, so nothing else reports the loss of its other
+        nodes.
         """
         self._dead = frozenset(dead)
         lost: dict[str, str] = {}
@@ -455,18 +456,18 @@ class Workloads:
                 self._note_answer(refs[ref], ref)
 
     def _note_answer(self, workload: str, ref: Any) -> None:
-        """Handle an actor's answer about its workload's end: wait further, or report the end."""
+        """Handle an actor's answer to the wait for its workload's end: wait again, or report it."""
         try:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
             end = None
-            time.sleep(0.2)  # It would fail again at once.
+            time.sleep(0.2)  # A new call would fail again at once.
         except ray.exceptions.RayError as error:
             end = _lost_report(error)
         with self._lock:
             member = self._watched.get(workload, {}).pop(ref, None)
             if member is None:
-                return  # It is being stopped.
+                return  # The workload is being stopped.
             if end is None:
                 again = member.handle.wait_for_end.remote(LOOK_SECONDS)
                 self._watched[workload][again] = member
@@ -563,7 +564,7 @@ def _lost_report(error: Exception) -> Report:
 
 
 def _place_report(report: Report, shape: _Shape | None, index: int) -> Report:
-    """Return the report; if its actor is lost, with the actor's node in the message."""
+    """Return an actor's report; if the actor is lost, add its node to the message."""
     node = shape.node(index) if shape is not None and report.get("lost") else ""
     return {**report, "detail": f"on node {node}, {report['detail']}"} if node else report
 

@@ -22,7 +22,7 @@ class EngineError(Exception):
 
 
 class NodeContainer:
-    """The command lines for one container.
+    """Makes the command lines for one container.
 
     Args:
         given: Description of the container; see `orders`.
@@ -43,7 +43,7 @@ class NodeContainer:
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
         self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
         self._given, self._host, self._gpus = given, host, gpus
-        # An engine that assigns devices by these variables must not add others.
+        # An engine that assigns devices by these variables must not add any.
         none = dict.fromkeys(_DEVICE_VARIABLES, "") | {"NVIDIA_VISIBLE_DEVICES": "void"}
         self._environment = {**environment, **none}
 

@@ -42,7 +42,7 @@ Report = JsonObject
 
 
 class _Kept:
-    """A command with all its processes, which end with this process; see `warden`."""
+    """Runs a command under `warden`, so that all its processes end with this process."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Kept:
 
 
 class WorkloadHost:
-    """Runs one workload on this node, as a Ray actor.
+    """Runs one workload on its node, as a Ray actor.
 
     Args:
         plan: The command or object to run, with its devices.
@@ -178,7 +178,7 @@ class WorkloadHost:
         return await loop.run_in_executor(self._calls, self._call, method, args, kwargs)
 
     async def logs(self, offset: int) -> tuple[bytes, int, bool, int | None]:
-        """Return a piece of output, its offset, whether it is the last, and the exit code."""
+        """Return a piece of output, its offset, whether it is the last piece, and the exit code."""
         piece: tuple[bytes, int, bool, int | None]
         piece = await self._in_thread(lambda: self._read(offset))
         return piece
@@ -198,10 +198,10 @@ class WorkloadHost:
         return done
 
     async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
-        """End the workload, but not this process: the caller kills it after the answer.
+        """End the workload, but not this process: the caller kills the process after the answer.
 
-        If the process ended itself, the answer with the output could be lost. A second call returns
-        the same result.
+        If this process ended itself, the answer with the output could be lost. A second call
+        returns the same result.
 
         Args:
             seconds: Seconds between SIGTERM and SIGKILL; None: as in the plan.
@@ -234,13 +234,13 @@ class WorkloadHost:
         except Exception as error:  # noqa: BLE001  # The user's code may raise anything.
             self._finish("failed", f"{type(error).__name__}: {error}", None)
         endpoint = self._endpoint()
-        with self._changing:  # It may be ending now.
+        with self._changing:  # The workload may be ending now.
             if self._report["phase"] == "starting":
                 self._report = {**self._report, "phase": "ready", "endpoint": endpoint}
         return self._report
 
     def _construct(self) -> None:
-        """Create the user's object; its output goes to the same place as a command's."""
+        """Create the user's object; its output is stored like a command's."""
         actor = self._plan["actor"]
         output = os.open(self._log, os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
@@ -304,7 +304,7 @@ class WorkloadHost:
             environment["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else str(site)
             environment["MOORAGE_RAY_GROUP"] = plan["group"]
             _order_devices(environment)
-            # Otherwise `ray.init()` might join another cluster, or start one.
+            # Without this variable, `ray.init()` might join another cluster, or start one.
             environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         folder = plan["workdir"] or self._folder / "work"
         if not plan["workdir"]:
@@ -454,7 +454,7 @@ class WorkloadHost:
 
 
 def _order_devices(environment: dict[str, str]) -> None:
-    """Make CUDA number devices as Ray does in a job's tasks, unless the job sets it."""
+    """Make CUDA number devices as Ray does in a job's tasks, unless the job sets the order."""
     config = json.loads(environment.get(_JOB_CONFIG, "{}"))
     given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
     given.setdefault("CUDA_DEVICE_ORDER", environment["CUDA_DEVICE_ORDER"])

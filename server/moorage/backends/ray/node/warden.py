@@ -104,9 +104,9 @@ def _keep(main: int, after: list[str], *, stay: bool) -> None:
 
 
 def main() -> None:
-    """Start the command, and supervise it until all its processes have ended."""
+    """Start the command, and supervise its processes until all have ended."""
     plan = json.loads(sys.stdin.readline())
-    # When an actor dies, Ray kills its child processes and its process group; this one must
+    # When an actor dies, Ray kills its child processes and its process group; this process must
     # survive.
     if os.fork():
         return
