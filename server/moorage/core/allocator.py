@@ -75,8 +75,8 @@ class Allocator:
     """Owns the state of all requests and leases.
 
     Args:
-        requeue_pause_seconds: How long a lease waits after its workload failed before the second
-            start; twice as long before each later start.
+        requeue_pause_seconds: How long a lease whose workload failed waits before its second start;
+            the wait doubles before each later start.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
@@ -133,7 +133,7 @@ class Allocator:
         """Restore the state from the ledger's facts. No decision is made again.
 
         Args:
-            facts: The ledger's facts; after `follow`, only those that it has not applied.
+            facts: The ledger's facts; after `follow`, only facts that `follow` has not applied.
             fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         """
         self.follow(facts)
@@ -143,7 +143,7 @@ class Allocator:
         self._warm.restore()
 
     def follow(self, facts: Iterable[Fact]) -> None:
-        """Apply the facts of another allocator, which continue those applied before."""
+        """Apply facts of another allocator, which continue the facts applied before."""
         queue = self.requests.queue if self._keeps_index else None
         for fact in facts:
             if queue is not None:

@@ -40,7 +40,7 @@ def _refusal(
     fleet: Fleet,
     clusters: dict[ClusterId, Cluster],
 ) -> Refusal | None:
-    """Return why a part can never be granted beside the parts in `taken`; else add it to them."""
+    """Return why a part never fits beside the parts in `taken`; else add the part to `taken`."""
     try:
         wishes = parse_proposal(part, ask.demand)
     except ProposalError as error:

@@ -27,10 +27,10 @@ NODES_OF_A_LOOK: Final = 256
 
 
 class Backfill:
-    """Serves the queue.
+    """Serves the waiters of the queue, in order, when capacity is freed.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
         requests: The open requests.
         warm: Evicts warm leases.
         asks: Consults policies, grants and refuses.
@@ -72,7 +72,7 @@ class Backfill:
             pass  # The lines have changed.
 
     def _any_took_over(self) -> bool:
-        """Wake the lines in order; stop and return True if one took over a warm lease."""
+        """Wake the lines in order; stop and return True if a line took over a warm lease."""
         queue = self._requests.queue
         grown = self._state.growth.take()
         queue.grew(grown)
@@ -94,7 +94,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines before the head; they cannot wait, so no nodes are reserved for them."""
+        """Wake the lines before the head, which cannot wait: no nodes are reserved for them."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._limits, head)

@@ -53,12 +53,12 @@ FAULTS_MAX: Final = 6
 """Consultations in a row that may fail for a queued lease through no fault of the lease, before the
 lease ends. With the pauses between them, this takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""First pause before a new consultation; it doubles. Their sum exceeds a circuit breaker's time."""
+"""Seconds of a queued lease's first pause after a fault; each later pause is twice as long."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
 class Requests:
-    """Handles requests.
+    """Handles requests until they get a lease, a refusal, or a place in the queue.
 
     Args:
         writer: Writer of the turn's facts and effects.

@@ -48,7 +48,7 @@ EVICTED: Final = "evicted: another request needs its place"
 
 
 class WarmReuse:
-    """Handles warm leases.
+    """Keeps warm leases, lets requests take them over, and ends them.
 
     Args:
         writer: Writer of the turn's facts and effects.

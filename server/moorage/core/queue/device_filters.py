@@ -17,7 +17,7 @@ from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
 NEWS_MAX: Final = 65_536
-"""New filters since the oldest cached answer; beyond it the cache is emptied."""
+"""Maximum new filters since the oldest cached answer; with more, the cache is emptied."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
 """GPU models (empty: any), labels of the node, and clusters (None: any)."""
@@ -48,7 +48,7 @@ class DeviceFilters:
     """The filters of all waiters, by number; a new filter may get the number of a dropped one.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
     """
 
     def __init__(self, state: State) -> None:

@@ -60,7 +60,7 @@ _Lasting = tuple[Tenant, Demand | None, float, float]
 
 
 class ExclusionRules:
-    """Computes exclusions.
+    """Computes the exclusions of requests.
 
     Args:
         writer: Writer of the turn's facts and effects.
@@ -110,7 +110,7 @@ class ExclusionRules:
         Args:
             ask: The request.
             by_waiters: Nodes reserved for waiters ahead of the request.
-            at: Start of its lease, in seconds since the epoch; None: now.
+            at: Start of the request's lease, in seconds since the epoch; None: now.
         """
         now = self._turn.now if at is None else at
         near = self._near(ask)

@@ -17,8 +17,8 @@ def mismatch(
     Args:
         ask: The repeated request.
         first: The id of the first request.
-        earlier: The first request, if it is still known.
-        lease: The lease granted to the first request, if only this lease is known.
+        earlier: The first request; None if the core no longer knows it.
+        lease: The lease that the first request got; None if the core knows no lease.
     """
     if earlier is not None:
         same = _gist(earlier) == _gist(ask)

@@ -20,8 +20,8 @@ from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 PENDING_MAX: Final = 10_000
 """Maximum requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Maximum bytes of JSON of all requests being decided, and also of all waiters; more are refused as
-`busy`."""
+"""Maximum bytes of JSON of all requests being decided, and also of all waiters; a request beyond
+them is refused as `busy`."""
 
 
 class Pending(msgspec.Struct):

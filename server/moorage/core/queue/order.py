@@ -59,16 +59,16 @@ from moorage.model import (
 CONSULTED_MAX: Final = 8
 """Maximum waiters of one policy under consultation; lower priorities then wait for an answer."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
-"""Classes that are sorted at a time: a wake-up seldom needs more."""
+"""Number of classes that are sorted at a time: a wake-up seldom needs more."""
 PIECE: Final = 200
 """Waiters that are indexed before other tasks may run."""
 
 
 class WaitingQueue:
-    """The waiters, in lines.
+    """The waiters that do not pause, in lines of waiters that differ only in age.
 
     Args:
-        state: Read, never changed, except for `growth`.
+        state: The present state, which is only read, except for `growth`.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
@@ -117,7 +117,7 @@ class WaitingQueue:
 
     @property
     def changes(self) -> int:
-        """Counter of capacity gains and ended reservations; a refusal is valid until it changes."""
+        """Counts capacity gains and ended reservations; a refusal is valid until the next count."""
         return self._state.gains + self._unreserved
 
     # Waiters ---------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return the oldest waiter that a grant overtakes, which came earlier and still waits.
+        """Return the oldest waiter that a grant overtakes: it came earlier and still waits.
 
         Args:
             ask: The granted request; waiters of lower priority are not overtaken.
@@ -472,7 +472,7 @@ class WaitingQueue:
 
     @property
     def is_head_alone(self) -> bool:
-        """Whether the head is the only line."""
+        """Whether the head of the queue is the only line."""
         return self.head is not None and len(self._lines) == 1
 
     def note_exhausted(self) -> None:
@@ -591,7 +591,7 @@ class WaitingQueue:
         return sorted(self._lines.values(), key=self._rank)
 
     def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
-        """Return the positions of some waiters in the queue, from 1; paused ones come last."""
+        """Return the positions of some waiters in the queue, from 1; paused waiters come last."""
         positions = dict.fromkeys(requests, 0)
         lines: dict[WaiterLine, int] = {}
         for request in positions:

@@ -109,10 +109,10 @@ class WakeLimits(NamedTuple):
 
 
 class Ranking:
-    """The classes, unsorted; the columns yield an order when needed.
+    """The classes of waiters in columns, unsorted; methods compute their order when needed.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
     """
 
     def __init__(self, state: State) -> None:

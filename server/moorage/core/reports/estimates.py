@@ -25,7 +25,7 @@ class Estimates:
     """Estimates of one state, shared by all readers.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
         queue: The order of the waiters.
     """
 

@@ -89,7 +89,7 @@ def answer(  # noqa: C901  # One case per question.
     estimates: Estimates,
     now: float,
 ) -> Response | None:
-    """Answer a question.
+    """Answer a question about the state.
 
     Returns:
         The answer; None if only the ledger's history can give it.

@@ -26,13 +26,13 @@ from moorage.policy import NEVER, Misfit
 WAITERS_MAX: Final = 1_000
 """Maximum waiters with an estimate; the waiters behind them get none."""
 LEASES_MAX: Final = 4_000
-"""Maximum leases with an estimated end, the earliest deadlines first; the others never end here."""
+"""Maximum leases with an estimated end, the earliest deadlines first; others count as endless."""
 LOOKS_MAX: Final = 1_000
 """Maximum checks of waiters against freed places; waiters not served by then get no estimate."""
 CLASSES_MAX: Final = 16
 """Maximum classes of waiters for which useless rows are found; with more, no row is skipped."""
 CHOSEN_AGAIN: Final = 32
-"""Ends after which the rows for a gang at the head are chosen again."""
+"""Number of ended leases and reservations after which a head gang's rows are chosen again."""
 FEW_ROWS: Final = 8
 """Maximum rows that are checked one by one, since numpy is slow on few rows."""
 ROWS_A_LOOK: Final = 100

@@ -1,7 +1,7 @@
 """Tracks use, limits and past use of tenants and their projects.
 
-`State` updates it as it applies facts. The queue reads shares (a smaller share goes first) and room
-(the rest of a quota). The cost of a change does not grow with the number of accounts.
+`State` updates them as it applies facts. The queue reads shares (a smaller share goes first) and
+room (the rest of a quota). The cost of a change does not grow with the number of accounts.
 """
 
 import math
@@ -77,11 +77,11 @@ def accounts_of(tenant: Tenant, project: str) -> tuple[Account, Account]:
 
 
 class Accounts:
-    """All accounts, in columns.
+    """The accounts of all tenants and projects, in columns.
 
     Attributes:
         version: Counts changes of held amounts and limits.
-        falls: Counts changes that may leave more room.
+        falls: Counts changes that may leave more room in quotas.
         quotas: The quotas set by operators; (tenant, None) is the tenant as a whole.
         half_life: Half-life of past use, in seconds; 0: only present use counts.
     """

@@ -28,7 +28,7 @@ def follow(
     Args:
         state: Leases and reservations, with the names before the change.
         before: The cluster before the change; None if it is new.
-        after: The cluster after it; None if it is gone.
+        after: The cluster after the change; None if it is gone.
         now: Seconds since the epoch.
     """
     old, new = _nodes(before), _nodes(after)

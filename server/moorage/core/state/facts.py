@@ -25,7 +25,7 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A refusal as a value. `why` and all failure replies are made from it.
+    """The reason why a request is refused; `why` and all failure replies are made from it.
 
     Args:
         field: The wrong field of the request, or empty.
@@ -139,7 +139,7 @@ class UsageCarried(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
-    """Counts of durations of like leases. Only checkpoints hold this fact.
+    """Counts of durations of similar leases. Only checkpoints hold this fact.
 
     Args:
         tenant: Empty: any tenant. An empty `policy` and `gpu_milli` -1 also mean any.

@@ -17,14 +17,14 @@ GrownPlace = tuple[str, str]
 
 
 class Growth:
-    """The nodes whose capacity grew, or is about to, since the last `take`."""
+    """The nodes whose capacity grew, or is about to grow, since the last `take`."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}
         self._everywhere = False
 
     def note(self, places: Iterable[GrownPlace]) -> None:
-        """Add places."""
+        """Add places whose capacity grew or is about to grow."""
         if self._everywhere:
             return
         self._places.update(dict.fromkeys(places))

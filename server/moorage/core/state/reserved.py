@@ -49,7 +49,7 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         return self.starts_at + self.lapse_seconds if lapses else None
 
     def part(self, place: Place) -> Share | None:
-        """Return the reserved part of one of its nodes; None: the whole node."""
+        """Return the reserved part of a node of the reservation; None: the whole node."""
         return self.parts[self.nodes.index(place)] if self.parts else None
 
 
@@ -90,7 +90,7 @@ class ReservedNodes:
         return reservation
 
     def of_others(self, place: Place, tenant: Tenant | None) -> list[NodeReservation]:
-        """Return the reservations of a node by tenants other than this one; None: by all."""
+        """Return the reservations of a node by other tenants; `tenant` None: by all tenants."""
         return [each for each in self.on.get(place, {}).values() if each.tenant != tenant]
 
     def used_by(self, lease: Lease) -> list[NodeReservation]:

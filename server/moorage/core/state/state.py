@@ -72,7 +72,7 @@ from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
 """Maximum ended leases that `release`, `status` and repeated requests still find. With one more,
-the oldest of the tenant with most is found only in the ledger's history.
+the oldest lease of the tenant with most is found only in the ledger's history.
 """
 RELEASED: Final = "released"
 """The end reason of a lease that its owner released: its workload may stay warm."""

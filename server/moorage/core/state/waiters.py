@@ -1,4 +1,4 @@
-"""Waiters: single ones, classes of similar ones, and their places in the queue."""
+"""Waiters: requests and leases that wait, classes of similar waiters, and their order."""
 
 import math
 from dataclasses import dataclass, field
@@ -140,7 +140,7 @@ class WaiterLine:
 
 @dataclass(slots=True)
 class ClassLines:
-    """The lines of one class.
+    """The lines of one class of waiters.
 
     Attributes:
         row: Row in the ranking.

@@ -20,14 +20,14 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True, gc=False):
-    """The proposal of a policy as advice; nothing is held."""
+    """An answer: the proposal of a policy as advice; nothing is held."""
 
     data: JsonValue
     reasons: JsonMapping | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
-    """A lease as it is now, with the result of its policy if it has just been granted."""
+    """An answer: a lease as it is now, with its policy's result if it has just been granted."""
 
     lease: Lease
     data: JsonValue = None
@@ -37,11 +37,11 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     ttl_max_seconds: float | None = None
     """Seconds that the lease may last from now, if the client requested more; else None."""
     lost: str = ""
-    """The machine of the lease that stopped reporting, and since when."""
+    """The machine of the lease, and since when it has not reported; empty if it reports."""
 
 
 class Information(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a question, as plain JSON values."""
+    """An answer that is neither a lease nor advice, such as a list, as plain JSON values."""
 
     data: JsonValue
 
@@ -74,7 +74,7 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
-    """This consultation is no longer awaited."""
+    """Drop a consultation whose answer is no longer awaited."""
 
     request: RequestId
     consultation: int

@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proposed(msgspec.Struct, frozen=True, gc=False):
-    """A policy answered a consultation with JSON values; an answer to an earlier one is ignored."""
+    """A policy answered a consultation with JSON values; answers to earlier ones are ignored."""
 
     request: RequestId
     consultation: int
@@ -50,7 +50,7 @@ class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
     """A client releases a lease.
 
     Args:
-        tenant: The caller's tenant if it has no token: it may release its own leases.
+        tenant: The tenant of a caller without a token, which may release its own leases.
     """
 
     to: Address
@@ -128,7 +128,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
     Args:
         fencing: Fencing number of the grant.
         exit_code: The exit code of a process; None if it is not known.
-        log_tail: The last lines it wrote.
+        log_tail: The last lines that the workload wrote.
     """
 
     lease: RequestId
@@ -204,7 +204,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         id: The reservation's id, made by the daemon.
-        tenant: As in `NodeReservation`, like the fields after it.
+        tenant: See `NodeReservation` for this field and those after it.
         candidates: Clusters to choose from; None: all.
         dry_run: Whether to reserve nothing, and only answer which nodes would be reserved.
     """
@@ -238,7 +238,7 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
     Args:
         to: Address of the answer; None: the configuration sets it, without an answer.
         who: The tenant that sent the request.
-        tenant: As in `QuotaSet`, like the next two.
+        tenant: See `QuotaSet` for this field and the next two.
     """
 
     to: Address | None
