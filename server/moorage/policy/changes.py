@@ -1,6 +1,6 @@
-"""Common steps of policies, each in one call, so that a policy's code has only its own idea.
+"""Common steps of policies, each in one call, so that a policy's code has only the author's idea.
 
-Called by authors' policies inside a cell:
+Authors' policies call these functions inside a cell:
 
     def eval(self, parameters, input_data, context):
         return place(input_data, lambda fleet, demand: fleet.free_gpu_milli())
@@ -110,7 +110,8 @@ def fitting_scores(
 def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
     """Return device columns of a node that are as close to each other as possible.
 
-    All from the smallest NVLink group that suffices, else from one NUMA domain, else any. A
+    All devices come from the smallest NVLink group that suffices, else from one NUMA domain, else
+    from the whole node. A
     topology that the demand itself names is respected.
 
     Args:
@@ -130,7 +131,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
     A node without a named rack counts as a rack of its own. A gang that must share a rack
-    or zone is `best_rows`.
+    or zone gets the rows of `best_rows`.
 
     Args:
         fleet: The view from which the scores were computed.

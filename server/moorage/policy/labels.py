@@ -1,8 +1,8 @@
 """Labels of nodes, for policies that choose machines by price and by capacity type.
 
 Labels come from the cluster documents (`nodes.nodeData[].labels`), where imports put those of
-Kubernetes and Ray. Called by authors' policies inside a cell, and by the policies that ship with
-Moorage:
+Kubernetes and Ray. Authors' policies inside a cell, and the policies that ship with
+Moorage, read labels as follows:
 
     def __init__(self, rule_id, settings, parameters):
         self._labels = NodeLabels()
@@ -44,8 +44,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A policy makes one in its constructor. This object is a cache: labels are part of the inventory,
-    so a changed label changes `FleetView.layout`, which clears the cache.
+    A policy makes one object in its constructor. The object is a cache: labels are part of the
+    inventory, so a changed label changes `FleetView.layout`, which clears the cache.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The schemas of PolicyRule documents, and checks of values against them.
 
-It reads the two dialects that authors write. The documented one has one entry per field:
+This module reads the two dialects that authors write. The documented one has one entry per field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
@@ -218,7 +218,7 @@ class Schema:
         return all(name in known for name in (*self.required, *self.defaults))
 
     def check(self, value: JsonValue, path: str, *, known: Collection[str] = ()) -> JsonMapping:
-        """Check an object.
+        """Return an object with the defaults of missing fields, or refuse it.
 
         Args:
             value: JSON data.
@@ -250,7 +250,7 @@ class Schema:
             The objects, or copies, as `check` does.
 
         Raises:
-            SchemaError: As `check`.
+            SchemaError: An object breaks the schema.
         """
         try:
             return list(_each(values, self.check_value, Budget(), first))

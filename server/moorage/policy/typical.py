@@ -1,6 +1,6 @@
 """Typical requests of a fleet, and the frequency of each kind, given or learnt.
 
-Policies that rate a node by expected requests call it. `read_typical` reads the mix
+Policies that rate a node by expected requests call this module. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
 `context`.
 """
@@ -27,7 +27,7 @@ NODE_TYPES_MAX: Final = 64
 
 @dataclass(frozen=True)
 class RequestKind:
-    """A kind of request. With several GPUs, it needs whole ones.
+    """A kind of request; a request for several GPUs needs whole GPUs.
 
     Attributes:
         cpu_milli: The requested CPU.
