@@ -1,9 +1,9 @@
-"""Facts as JSON and back: kinds, versions, checksums. Both ledgers store through here.
+"""Converts facts to JSON and back, with kinds, versions and checksums, for all ledgers.
 
 Every fact is stored with the name of its kind and the version of that kind's shape. Any change
 of a shape, an added field included, is a new version: an older release then refuses the fact
 instead of dropping what it does not know. `UPGRADES` brings older versions up to date.
-`tests/ledger/shapes.json` pins the shapes, so that no change slips by without its version.
+`tests/ledger/shapes.json` pins the shapes, so that each change needs a new version.
 """
 
 import zlib
@@ -60,7 +60,7 @@ class FactKind:
     """One kind of fact on disk.
 
     Args:
-        name: Its permanent name on disk, even if the class is renamed.
+        name: The kind's permanent name on disk, even if the class is renamed.
         version: The current version of its shape, from 1.
     """
 
@@ -215,7 +215,7 @@ class Codec:
         """Return facts as lines of JSON that carry their kinds and versions.
 
         Raises:
-            FactUnwritable: As `encode`.
+            FactUnwritable: JSON cannot hold one of the facts.
         """
         return b"\n".join(
             self._encode(_Line(kind.name, kind.version, msgspec.Raw(body)))
@@ -223,7 +223,7 @@ class Codec:
         )
 
     def unpack(self, part: bytes, place: str, where: str) -> Iterator[Any]:
-        """Return the facts of `pack`; parameters and errors as `decode`."""
+        """Return the facts that `pack` wrote; parameters and errors are those of `decode`."""
         for line in part.split(b"\n"):
             try:
                 read = _decode_line(line)
@@ -248,7 +248,7 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
         chain: The chain value of the fact before it; 0 for the first fact.
 
     Raises:
-        FactUnwritable: JSON cannot hold it.
+        FactUnwritable: JSON cannot hold the fact.
     """
     kind, body = FACTS.encode(fact)
     subject = subject_of(fact)

@@ -70,7 +70,7 @@ class LedgerContents:
     )
 
     def take(self, changes: Iterable[ContentChange]) -> None:
-        """Apply changes."""
+        """Apply the changes of a fact to the names."""
         for noun, name, is_there in changes:
             if is_there:
                 self.names[noun][name] = None

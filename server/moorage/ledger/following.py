@@ -24,7 +24,7 @@ PIECE_FACTS: Final = 200
 
 
 class FollowedLedger(StoredHistory):
-    """`ledger.base.LedgerHistory`, as far as its facts were taken. The interface has the contract.
+    """Implements `ledger.base.LedgerHistory` for the facts that were taken so far.
 
     Args:
         facts: The facts, in a database that another process writes.
@@ -64,7 +64,7 @@ class FollowedLedger(StoredHistory):
         self._is_whole = True
 
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
-        """Take facts that were written since the last call; return whether these were all.
+        """Take facts that were written since the last call; return whether all were taken.
 
         A cancelled call has taken whole pieces, and the next call continues after them.
 

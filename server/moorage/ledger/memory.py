@@ -34,7 +34,7 @@ class MemoryStorage:
     """The stored part of a `MemoryLedger`; the next ledger with the same object continues it.
 
     Args:
-        checkpoints: Seq, bytes and checksum of each, oldest first.
+        checkpoints: Seq, bytes and checksum of each checkpoint, oldest first.
         taken: Whether a ledger has it open.
         pruned: The last fact that was deleted.
     """
@@ -46,10 +46,10 @@ class MemoryStorage:
 
 
 class MemoryLedger:
-    """`ledger.base.Ledger` in memory. The interface has the contract.
+    """Implements `ledger.base.Ledger` in memory.
 
     Args:
-        storage: The storage of an earlier ledger; None: an empty one.
+        storage: The storage of an earlier ledger; None: an empty storage.
     """
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:

@@ -37,10 +37,10 @@ class _Opened(NamedTuple):
 
 
 class StoredLedger(StoredHistory):
-    """`ledger.base.Ledger` in a database. The interface has the contract.
+    """Implements `ledger.base.Ledger` in a database.
 
     Args:
-        store: The facts in that database.
+        store: The facts in the database.
     """
 
     def __init__(self, store: FactStore) -> None:

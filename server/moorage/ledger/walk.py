@@ -22,9 +22,9 @@ from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
-"""Facts read at once; if that fails, they are read one by one."""
+"""Number of facts read at once; if such a read fails, these facts are read one by one."""
 FINDINGS_MAX: Final = 100
-"""Findings per file; further ones would only repeat them."""
+"""Maximum findings per file; further findings would only repeat these."""
 
 
 class HeldFacts(NamedTuple):
@@ -33,7 +33,7 @@ class HeldFacts(NamedTuple):
     Args:
         at: The time at which it was appended.
         chain: The stored chain value.
-        changes: The names that it adds and removes.
+        changes: The names that the fact adds and removes.
     """
 
     seq: int
@@ -45,7 +45,7 @@ class HeldFacts(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerWalk:
-    """The contents of a ledger.
+    """The readable contents of a ledger, and its faults.
 
     Attributes:
         findings: Faults, one sentence with the place for each.
@@ -113,7 +113,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 @contextlib.contextmanager
 def _continue_after_errors(ledger: Path, found: LedgerWalk) -> Iterator[None]:
-    """Run one check; its error becomes a finding and does not end the others."""
+    """Run one check; its error becomes a finding, and further checks still run."""
     try:
         yield
     except UNREADABLE as no:

@@ -27,7 +27,7 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
 
     Args:
         done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.
-        fencing: The highest fencing number in them; 0 if there is none.
+        fencing: The highest fencing number in the facts; 0 if there is none.
         work: Another change to the tables, or None.
     """
 
