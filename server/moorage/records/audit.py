@@ -6,7 +6,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 
 
 class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
-    """One entry; the log gives it a number and the hash of the chain.
+    """An entry of the audit log, which adds its number and the hash of the chain.
 
     Args:
         at: The time of the event, in seconds since the epoch.

@@ -16,7 +16,7 @@ from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
 from moorage.records.json_values import JsonObject
 
 EMPTY: Final = cast("str", Raw(b'""'))
-"""A default for texts that is written even if it is empty."""
+"""The default of a text that replies contain even if it is empty."""
 NEVER: Final = 0.0
 
 
@@ -50,8 +50,8 @@ class WorkloadEnd(Struct, frozen=True):
     Attributes:
         attempt: The number of the start, from 1.
         phase: `succeeded` or `failed`.
-        exit_code: The exit code of a process; negative: a signal's number; null: not known.
-        log_tail: The last lines of output, if it failed.
+        exit_code: The exit code of a process; negative: a signal's number; null: it is not known.
+        log_tail: The last lines of output, if the workload failed.
     """
 
     attempt: int
@@ -80,15 +80,15 @@ class Workload(Sparse, frozen=True):
     """The workload of a lease.
 
     Attributes:
-        backend: The backend that starts it.
+        backend: The backend that starts the workload.
         phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`;
             `lost` while the server has no contact with one of its machines: it may still run there.
-        endpoint: Its network address; empty if it has none, or none yet.
+        endpoint: The workload's network address; empty if it has none, or none yet.
         attempt: The number of this start, from 1.
         attempts_max: The most starts, if each one fails.
         warm: Whether it was running when the lease was granted.
         outcome: The end of the last start that the server did not end.
-        detail: The progress of its start, or the machine that is lost.
+        detail: The progress of the workload's start, or the machine that is lost.
     """
 
     backend: str
@@ -125,8 +125,8 @@ class Lease(Sparse, frozen=True):
             `queued`.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
         ttl_seconds: The lease ends this long after its grant or last renewal.
-        policy_rule_uri: The policy that placed it.
-        reason: Why it is queued, ending or ended, or which of its machines is lost.
+        policy_rule_uri: The policy that placed the lease.
+        reason: Why the lease is queued, ending or ended, or which of its machines is lost.
         notice: The notice that the lease must end for another request, if any.
         workload: The workload on the placement.
         token: The secret that lets a client renew and release the lease.

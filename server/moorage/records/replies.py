@@ -77,7 +77,7 @@ class FailureReason(Struct):
 
 
 class WaiterAnswer(Struct):
-    """A request that waits."""
+    """A waiting request: what it asks for, and the start and the latest end of its wait."""
 
     request: str
     tenant: str

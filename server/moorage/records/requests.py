@@ -14,7 +14,7 @@ from moorage.records.json_values import JsonObject
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One label of a node, as Kubernetes' `matchExpressions` say it.
+    """A requirement on one label of a node, like an entry of Kubernetes' `matchExpressions`.
 
     Attributes:
         key: The name of the label.
@@ -95,7 +95,7 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
     """`anti_affinity` of a lease: the domain that no two leases of its tenant and group share.
 
     Attributes:
-        group: Any name; it is the tenant's own.
+        group: The name of the group; each tenant has its own groups.
         topology: The domain that is not shared, like `topologyKey` in Kubernetes.
     """
 
