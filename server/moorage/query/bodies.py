@@ -63,12 +63,12 @@ class Search:
     Args:
         match_type: The kind of documents to search.
         filter: Selects the documents to rank; None: all.
-        limit: Results at most: the documented `return`, or `RETURN_MAX` without it.
+        limit: Maximum results: the documented `return`, or `RETURN_MAX` without it.
         policy_rule_uri: The policy that ranks; empty for the built-in ranking (`nearest`).
         settings: Settings of the policy.
-        parameters: For the policy, as they were given, `return` and `filterRule` among them.
+        parameters: The policy's parameters as they were given, with `return` and `filterRule`.
         like: The reference of the built-in ranking: a document's id, or a part of a document.
-        weights: Weights of the built-in ranking by path; None takes its own.
+        weights: Weights of the built-in ranking by path; None: its default weights.
     """
 
     match_type: MatchType
@@ -220,7 +220,7 @@ def _like(parameters: JsonMapping, at: str) -> str | JsonMapping:
     )
     like = parameters.get("like")
     if like is None:
-        raise missing(place, f"{expected}; or a policyRuleURI")
+        raise missing(place, f"{expected}, or a policy that ranks, in policyRuleURI")
     if not isinstance(like, (str, dict)) or not like:
         raise wrong(like, expected, place)
     return like

@@ -1,7 +1,8 @@
 """Conditions: the tree that `parse` makes from a query, for all other modules.
 
 A leaf tests the values that a source finds in a document and holds if any of them passes. The
-negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if none does.
+negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if no value
+passes.
 """
 
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ class TextPattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """True if a value equals one of these; null also equals a missing value."""
+    """Holds if a value equals one of `values`; null also equals a missing value."""
 
     of: Source
     values: tuple[JsonValue, ...]
@@ -61,7 +62,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """True if a value is less or greater than a number, or than a text."""
+    """Holds if a value is less or greater than the number or text `operand`."""
 
     of: Source
     operator: OrderName
@@ -70,7 +71,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """True if a text matches a pattern. `place` is the pattern's place in the query."""
+    """Holds if a text matches the pattern. `place` is the pattern's place in the query."""
 
     of: Source
     pattern: TextPattern
@@ -79,28 +80,28 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """True if the path has a value, even null."""
+    """Holds if the path has a value, even null."""
 
     of: Source
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """True if all parts are true; also without parts."""
+    """Holds if all parts hold; also without parts."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """True if at least one part is true."""
+    """Holds if at least one part holds."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """True if the part is false."""
+    """Holds if its part does not hold."""
 
     part: "Condition"
 

@@ -123,7 +123,7 @@ class _Reader:
     def whole(self) -> _Tree:
         tree = self._choice(0)
         if self.at < len(self.text):
-            self._refuse("has a ) without a (")
+            self._refuse("is a ) without a (")
         return tree
 
     def _refuse(self, reason: str, code: Code = Code.BAD_MESSAGE) -> NoReturn:

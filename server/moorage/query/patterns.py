@@ -41,7 +41,7 @@ class Like:
 
     @property
     def costly(self) -> bool:
-        """False: `str.find` searches the text."""
+        """Whether a match is slow: no, `str.find` searches the text."""
         return False
 
     def matches(self, text: str) -> bool:
@@ -96,7 +96,7 @@ class Expression:
 
     @property
     def costly(self) -> bool:
-        """True: a match looks up each character in Python, which is slow."""
+        """Whether a match is slow: yes, it looks up each character in Python."""
         return True
 
     def matches(self, text: str) -> bool:

@@ -162,7 +162,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object with _id and the fields to compute")
     if "_id" not in given:
         raise missing(
-            under(at, "_id"), "the key of the groups: $path, an object of $paths, or null"
+            under(at, "_id"), "a key for the groups, which is a $path, an object of $paths, or null"
         )
     key = _expression(parser, given["_id"], under(at, "_id"))
     made: dict[str, Callable[[list[JsonMapping]], JsonValue]] = {}

@@ -45,11 +45,12 @@ def nearest(
 ) -> list[tuple[str, float]]:
     """Return the documents most similar to a reference, the most similar first.
 
-    Each path that the reference has something at is compared:
+    A document is compared with the reference at each path where the reference has a value:
 
     - numbers by the difference of their means, as a part of the range over all documents and the
       reference;
-    - texts (where the reference has any there) by Jaccard's distance: the part of the texts that
+    - texts (where the reference has a text at the path) by Jaccard's distance: the part of the
+    texts that
       either has and not both have.
 
     A document without anything to compare at a path is at distance 1 there. Where the reference
