@@ -95,7 +95,7 @@ def check_names(text: str) -> AbstractSet[str]:
     for name in _names(text):
         if name in seen:
             expected = "each field once"
-            reason = f"{_short(name)}: the message has it twice; expected {expected}."
+            reason = f"{_short(name)}: the message has this field twice; expected {expected}."
             raise BadMessage(Code.BAD_MESSAGE, reason, name, expected, message_id(text))
         seen.add(name)
     return seen

@@ -1,7 +1,7 @@
 """Converts a Node of the Kubernetes API to the document of a machine.
 
-Called by the client's import of `kubectl get nodes -o json` and by the backend that watches a
-cluster: both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
+The client's import of `kubectl get nodes -o json` and the backend that watches a cluster call this
+module, so both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
 have (`status.allocatable`, else `status.capacity`). Devices are the resources of a device plugin:
 resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Their
 model and memory are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put on
@@ -32,7 +32,7 @@ RACK_LABELS: Final = (
     "topology.rook.io/rack",
     "cloud.provider.com/topology-rack",
 )
-"""Kubernetes has no standard name for racks; these are in use."""
+"""Labels that name a node's rack, since Kubernetes has no standard name for racks."""
 REGION_LABEL: Final = "topology.kubernetes.io/region"
 REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 """How often the device plugin advertises each device, if pods share devices in turns."""

@@ -72,4 +72,4 @@ class Tickets(Protocol):
         """Issue a ticket for a token; return its secret and its record."""
 
     def redeem(self, secret: str) -> IssuedTicket | None:
-        """Consume a ticket; return its record, or None."""
+        """Consume a ticket; return its record, or None if the ticket is not valid."""

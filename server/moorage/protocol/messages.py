@@ -162,7 +162,7 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
         return self.after or self.next
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, with `cluster` if it was given."""
+        """Return the values that rows must have: `filters`, and `cluster` if it is set."""
         return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
 
 
@@ -314,7 +314,7 @@ class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
     sort: f.LeaseOrder = ""
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, with `cluster` and `state` if they were given."""
+        """Return the values that rows must have: `filters`, and `cluster` and `state` if they are set."""
         filters = super().equalities()
         return {**filters, "state": self.state} if self.state else filters
 
@@ -504,7 +504,7 @@ def decode(frame: str | bytes) -> Message:
 
 
 def decode_and_warn(frame: str | bytes) -> tuple[Message, list[str]]:
-    """Read one message, and return it with the result of `ignored_fields`; errors as of both."""
+    """Return a message, and its warnings; see `decode` and `ignored_fields`, also for errors."""
     text = _text(frame)
     kind = _kind_of(text)
     message, names = _read(text, kind)
@@ -559,7 +559,7 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
         message: The decoded message; operations get no warning, as `decode` refuses such fields.
 
     Raises:
-        BadMessage: There is such a field, and the message is `strict` or a what-if, or the field's
+        BadMessage: A field is ignored, and the message is `strict` or a what-if, or the field's
             name is close to `dry_run`.
     """
     if isinstance(message, WhatIf) and message.request:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Peers(Generic[T]):
-    """Members in the order of their arrival, for all addresses and for each one."""
+    """Members, e.g. connections, in the order of their arrival: all of them, and by address."""
 
     def __init__(self) -> None:
         self._address: dict[T, str] = {}

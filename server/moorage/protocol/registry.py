@@ -20,7 +20,7 @@ BlockKind = Literal["block", "block_metrics"]
 
 
 class DocumentCollection(Protocol):
-    """Documents of one kind, clusters or executors. Reading one may ask its service."""
+    """The stored documents of all clusters, or of all executors; a read may ask another service."""
 
     async def create(self, document: Document) -> Document:
         """Store a new document.
@@ -58,7 +58,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
     """Documents of clusters; machines can be added one by one."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new document, as `DocumentCollection.create` does.
+        """Store a new cluster document; the errors are those of `DocumentCollection.create`.
 
         Args:
             document: A cluster document.
@@ -76,13 +76,13 @@ class ClusterDocuments(DocumentCollection, Protocol):
         Args:
             cluster_id: The cluster; it is created from the document if it does not exist.
             document: A cluster document. If the cluster exists, only its nodes count.
-            owner: As for `create`, if the cluster is new.
+            owner: The tenant that owns a new cluster; empty: all tenants.
 
         Returns:
             The document as stored, and whether it is new.
 
         Raises:
-            ServiceError: As `create` and `update`, but for `already_exists` and `not_found`.
+            ServiceError: As in `create` and `update`, except `already_exists` and `not_found`.
         """
 
     async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
@@ -96,7 +96,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
             The document as stored.
 
         Raises:
-            ServiceError: As `update`.
+            ServiceError: The errors of `update`.
         """
 
 
@@ -104,7 +104,7 @@ class ExecutorDocuments(DocumentCollection, Protocol):
     """Documents of executors."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new document of a tenant, as `DocumentCollection.create` does."""
+        """Store a new executor document of a tenant; errors as in `DocumentCollection.create`."""
 
 
 class Metrics(Protocol):
@@ -121,10 +121,10 @@ class Metrics(Protocol):
         """Return the metrics of a cluster, or raise `not_found`."""
 
     async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
-        """Change metrics, as `DocumentCollection.update`; if there are none, create them.
+        """Change the metrics of a cluster like `DocumentCollection.update`; create missing metrics.
 
         Returns:
-            As `put` does.
+            The document, and whether there was no document before.
         """
 
     async def delete(self, cluster_id: str) -> Document:
@@ -166,7 +166,7 @@ class BlockDocuments(Protocol):
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
     ) -> tuple[Document, bool]:
-        """Change a document, as cluster documents; missing metrics are created.
+        """Change a document like the document of a cluster; missing metrics are created.
 
         Returns: The document, and whether there was no document before.
 
@@ -183,7 +183,7 @@ class BlockDocuments(Protocol):
     def owner(self, kind: BlockKind, block_id: str) -> str | None:
         """Return the owner of a document; for metrics, the owner of their block if it exists.
 
-        Empty: it was not noted. None: there is no such document.
+        Empty: the owner was not recorded. None: there is no such document.
         """
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:

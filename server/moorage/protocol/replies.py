@@ -72,7 +72,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     @property
     def error(self) -> ErrorObject | None:
-        """A failure for programs. Servers older than `error` send only `message`."""
+        """The failure for programs; None: a success. Old servers send only `message`."""
         if self.success:
             return None
         found = msgspec.convert(self.details, ErrorObject)
