@@ -111,7 +111,7 @@ class Gateway:
         tls: ssl.SSLContext | None = None,
         agents: AgentDoor | None = None,
     ) -> int:
-        """Listen.
+        """Listen for connections, and serve them.
 
         Args:
             deliver: Handles the requests.

@@ -1,8 +1,8 @@
 """One client's session: handles its messages in order, and sends each reply to it.
 
-The gateway makes one per connection. Every message gets a number; a message without `id` is also
-given the next place in the line of replies, and its reply waits there for the replies before it. A
-reply to a message with `id` goes out as soon as it is known.
+The gateway makes one session per connection. Every message gets a number; a message without `id` is
+also given the next place in the line of replies, and its reply waits there for the replies before
+it. A reply to a message with `id` goes out as soon as it is known.
 
 Nothing is dropped and nothing grows without bound: at `inflight_max` unanswered and unwritten
 messages, the session stops reading until some of these messages are gone.
