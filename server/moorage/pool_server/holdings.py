@@ -31,7 +31,7 @@ class Busy(Exception):  # noqa: N818  # The name is part of the protocol.
 
 @dataclass(slots=True)
 class PoolHolding:
-    """One checkout.
+    """A checkout of slots, with its holder and its end.
 
     Args:
         allocation: The slots that were checked out.
@@ -97,7 +97,7 @@ class Holdings:
     def checkout(
         self, request: JsonValue, pid: int | None = None, ttl_seconds: float | None = None
     ) -> PoolHolding:
-        """Check out, for a process, for a time, or both.
+        """Check out slots for a process, for a time, or both.
 
         Raises:
             SlotsError: The errors of `ResourcePool.checkout`; also, this machine has no process
@@ -105,7 +105,7 @@ class Holdings:
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:
-            raise Busy(f"{HOLDINGS_MAX} checkouts are held; check some in")
+            raise Busy(f"{HOLDINGS_MAX} checkouts are held, the most that may be; check some in")
         watch = None if pid is None else self._watch(pid)
         try:
             allocation = self.pool.checkout(request)
@@ -140,7 +140,7 @@ class Holdings:
         return holding
 
     def close(self) -> None:
-        """Stop watching the processes. Held slots stay held until the pool is gone."""
+        """Stop watching the processes that hold slots; they stay held until the pool is gone."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()
@@ -153,13 +153,13 @@ class Holdings:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):
                 raise InvalidCheckin(
-                    f"transaction {transaction!r} does not hold this (any more): it was checked "
-                    "in, its time was up, its process died, or the server was restarted"
+                    f"transaction {transaction!r} does not hold these slots (any more): they were "
+                    "checked in, the time was up, the process died, or the server was restarted"
                 )
             return named
         same = [each for each in self._holdings.values() if each.allocation == resources]
         if not same:
-            raise InvalidCheckin(f"no checkout holds exactly this: {resources!r}")
+            raise InvalidCheckin(f"no checkout holds exactly these slots: {resources!r}")
         # A caller without a transaction probably named no process.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 
@@ -200,7 +200,7 @@ class Holdings:
         return watch
 
     def _unwatch(self, pid: int) -> None:
-        """Forget a process that holds nothing."""
+        """Stop watching a process that holds no slots."""
         watch = self._watches[pid]
         if not watch.transactions:
             del self._watches[pid]
