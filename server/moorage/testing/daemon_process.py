@@ -42,10 +42,10 @@ class ServerError(CommandError):
 class Running:
     """A daemon that accepts requests.
 
-    Args:
-        ws: URL of its WebSocket.
+    ws: URL of the daemon's WebSocket.
+        http: URL of the daemon's HTTP services.
         http: URL of its HTTP services.
-        pid: Id of its process.
+        pid: Id of the daemon's process.
         log: File that its stderr goes to.
     """
 
@@ -65,10 +65,10 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: The daemon's data directory; None: a temporary one. That one is removed afterwards,
-            and its workloads on this machine are stopped.
+        data: The daemon's data directory; None: a temporary directory, which is removed afterwards;
+            the workloads of its daemon on this machine are stopped.
         options: Further flags of `moored serve`.
-        environment: Further variables of its environment.
+        environment: Further variables of the daemon's environment.
 
     Raises:
         ServerError: The daemon did not become ready, or did not stop cleanly.
