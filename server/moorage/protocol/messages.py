@@ -314,7 +314,7 @@ class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
     sort: f.LeaseOrder = ""
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return the values that rows must have: `filters`, and `cluster` and `state` if they are set."""
+        """Return the values that rows must have: `filters`, and `cluster` and `state` if set."""
         filters = super().equalities()
         return {**filters, "state": self.state} if self.state else filters
 
