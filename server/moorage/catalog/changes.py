@@ -56,7 +56,7 @@ class PolicyDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ClustersListed:
-    """A registry was read that was unreachable at the start: these are all its clusters."""
+    """An unreachable registry was read for the first time: these are all its clusters."""
 
     cluster_ids: frozenset[ClusterId]
 

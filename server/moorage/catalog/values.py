@@ -21,7 +21,7 @@ __all__ = [
 
 SearchAction = Literal["filter", "search"]
 DocumentKind = Literal["cluster", "metrics"]
-"""The two fields of a request that describe candidate clusters instead of naming them."""
+"""The kinds of documents that describe a cluster: its own document, and its metrics."""
 
 
 @dataclass(frozen=True, slots=True)

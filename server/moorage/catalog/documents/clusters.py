@@ -26,7 +26,7 @@ from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
-"""Values of `status`, in any letter case, that make a cluster a candidate; so does no `status`."""
+"""Values of `status`, in any letter case, that make a cluster a candidate, as does no `status`."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """The label with the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11

@@ -1,7 +1,7 @@
 """PolicyRule documents: their identity, checks that run no code, and their digest.
 
-The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. The code
-is not parsed, compiled or run here: only the jail does that.
+The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare such a
+document. The code is not parsed, compiled or run here: only the jail does that.
 """
 
 import hashlib

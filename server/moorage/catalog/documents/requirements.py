@@ -1,4 +1,4 @@
-"""Find unmet requirements in a policy's `requirements.txt`, for warnings.
+"""Finds unmet requirements in a policy's `requirements.txt`, for warnings.
 
 The file is parsed like pip does (PEP 508), and compared with the packages installed here, which
 cells import. Options of pip are ignored, and nothing is downloaded.

@@ -80,7 +80,7 @@ class Canary(Struct, frozen=True):
     Args:
         percent: Percentage of requests, above 0, at most 100.
         by: The draw is by `request` (idempotency key), or by `tenant` (all its requests or none).
-        seed: Seed of the draw; another seed selects others.
+        seed: Seed of the draw; another seed selects other requests.
     """
 
     version: str
@@ -93,12 +93,12 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     """A stored alias.
 
     Args:
-        name: `name:word`.
+        name: The alias's name, in the form `name:word`.
         version: URI of the active version.
         canary: The candidate that gets a share of the requests.
         shadow: URI of a candidate that is evaluated beside the active version, without effect.
         history: All changes, the latest last.
-        owner: The tenant that created it; empty: unknown.
+        owner: The tenant that created the alias; empty: unknown.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     @property
     def former(self) -> str:
-        """The version that was active before this one; empty if there was none."""
+        """The version that was active before the present one; empty if there was none."""
         return self._former.version
 
     @property

@@ -35,7 +35,7 @@ ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "bl
 
 
 class EmbeddedBlocks:
-    """Implements `catalog.ports.Blocks` with the catalog's file."""
+    """The documents of blocks in the catalog's file; implements `catalog.ports.Blocks`."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store

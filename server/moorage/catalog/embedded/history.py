@@ -31,7 +31,7 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
 
     Args:
         at: Seconds since the epoch.
-        who: The tenant that made it; empty: the server has no tenants.
+        who: The tenant that made the change; empty: the server has no tenants.
         digest: Digest of the URI's content at that time.
         fields: The changed fields of the document, if the change is `described`.
     """

@@ -50,7 +50,7 @@ _Key = tuple[Kind, str]
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One stored record.
+    """A record in the form in which the store has it.
 
     Args:
         id: Id, unique within its kind.
@@ -81,7 +81,7 @@ _changes: Final = msgspec.json.Decoder(list[_Change]).decode
 
 
 class RecordOwners:
-    """All records, by kind and id."""
+    """The owner and the size of every record, by kind and id."""
 
     def __init__(self) -> None:
         self._records: dict[_Key, OwnedRecord] = {}

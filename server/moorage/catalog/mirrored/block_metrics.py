@@ -142,7 +142,7 @@ class BlockMetricsMirror:
 
 
 class MirroredBlocks:
-    """Implements `catalog.ports.Blocks` with metrics from an external service.
+    """Blocks with metrics from an external service; implements `catalog.ports.Blocks`.
 
     Args:
         stored: The blocks, and the metrics that the mirror has read.

@@ -1,4 +1,4 @@
-"""Copies clusters and metrics from external services; no copy in use exceeds a maximal age.
+"""Copies clusters and metrics from external services; a copy above its maximal age is not used.
 
 `catalog.opening` makes a mirror for each configured service. A mirror has the time of its last read
 and the missing ids. The documents are in the catalog's memory, which all other parts read; mirrors
@@ -51,9 +51,10 @@ class ClusterMirror:
 
     Args:
         registry: Client of the registry.
-        refresh_seconds: Longest time until a change there is seen here, while the registry answers.
-        stale_seconds_max: How long known clusters are served, with a warning, while it does not
-            answer.
+        refresh_seconds: Longest time until a change in the registry is seen here, while the
+            registry answers.
+        stale_seconds_max: How long known clusters are served, with a warning, while the registry
+            does not answer.
         first_read: Called when the registry is read for the first time.
     """
 

@@ -28,7 +28,7 @@ else:  # Slow to import, and few servers use it.
 ATTEMPTS_MAX: Final = 3
 """Maximum attempts of one request, within its deadline; all requests here change nothing."""
 BACKOFF_SECONDS: Final = 0.05
-"""Longest pause in seconds before the second attempt; it doubles each time, and is randomized."""
+"""Longest pause in seconds before the second attempt; before each later one, twice as long."""
 SILENCE_SECONDS_FIRST: Final = 2.0
 """Longest seconds without data in the first attempt; four times as long in each further one.
 

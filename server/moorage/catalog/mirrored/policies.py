@@ -1,4 +1,4 @@
-"""Copies policies from an external policy store; no copy in use exceeds a maximal age.
+"""Copies policies from an external policy store; a copy above its maximal age is not used.
 
 `catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. Its policies are prepared
 like uploads: only a jail compiles and runs them.

@@ -38,7 +38,7 @@ from moorage.protocol.faults import ServiceError
 TIMEOUT_SECONDS: Final = 10.0
 """Longest seconds of one query, including repetitions."""
 VALUE_MAX: Final = 1e15
-"""Largest sample that is used (a petabyte); larger ones are dropped, as NaN is."""
+"""Largest sample that is used (a petabyte); larger samples are dropped, as NaN is."""
 
 _NOW: Final = "vector(time())"
 # All queries of a round are for one instant, and ages are by Prometheus's own clock.
