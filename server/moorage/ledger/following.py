@@ -24,7 +24,7 @@ PIECE_FACTS: Final = 200
 
 
 class FollowedLedger(StoredHistory):
-    """Implements `ledger.base.LedgerHistory` for the facts that were taken so far.
+    """Reads a history while another process writes it; implements `ledger.base.LedgerHistory`.
 
     Args:
         facts: The facts, in a database that another process writes.

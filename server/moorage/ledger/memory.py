@@ -46,7 +46,7 @@ class MemoryStorage:
 
 
 class MemoryLedger:
-    """Implements `ledger.base.Ledger` in memory.
+    """A ledger in memory, for tests and trials; implements `ledger.base.Ledger`.
 
     Args:
         storage: The storage of an earlier ledger; None: an empty storage.

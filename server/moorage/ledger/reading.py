@@ -17,7 +17,7 @@ from moorage.storage.base import Checkpoint, FactReading, Facts
 
 
 class StoredHistory:
-    """Implements `ledger.base.LedgerHistory` without `last_seq`, from the facts in a database.
+    """The readable facts in a database; implements `ledger.base.LedgerHistory` without `last_seq`.
 
     Args:
         reading: The facts in the database.

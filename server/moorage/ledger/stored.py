@@ -37,7 +37,7 @@ class _Opened(NamedTuple):
 
 
 class StoredLedger(StoredHistory):
-    """Implements `ledger.base.Ledger` in a database.
+    """A ledger in a database, which this process writes; implements `ledger.base.Ledger`.
 
     Args:
         store: The facts in the database.
