@@ -66,7 +66,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         """Return the spec of a file of the archive, or of an inert module.
 
         Raises:
-            ModuleNotFoundError: The module is neither.
+            ModuleNotFoundError: The module is neither such a file nor an inert module.
         """
         del path, target
         found = self._sibling(fullname)

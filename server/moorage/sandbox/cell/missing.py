@@ -163,7 +163,7 @@ def loading() -> Iterator[None]:
 
 
 class _Module(ModuleType):
-    """An inert module."""
+    """An inert module, which takes the place of a missing library."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"{name!r} {WHY}.")
@@ -180,13 +180,13 @@ class _Module(ModuleType):
 
 
 class InertLoader(Loader):
-    """Makes inert modules."""
+    """Makes inert modules for the import of missing libraries."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the inert module of a spec."""
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do only what importing the real library is known to do besides."""
+        """Do what importing the real library does besides, as far as it is known."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,4 +1,4 @@
-"""Loads a policy inside a cell: compiles, imports, finds the class, constructs it.
+"""Loads a policy inside a cell: compiles and imports its files, finds and constructs its class.
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
@@ -45,7 +45,7 @@ _SUSPENDING: Final = (
     | inspect.CO_GENERATOR
     | inspect.CO_ASYNC_GENERATOR
 )
-"""Calling such a function returns a coroutine or generator, not an answer."""
+"""Flags of functions whose call returns a coroutine or generator, not an answer."""
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
@@ -114,7 +114,7 @@ class Policy:
         self._clients = clients
         self._class: Any = None
         self._by_name = False
-        """The constructor takes the documented arguments in another order."""
+        """Whether the constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
         self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
         """Settings and parameters of an instance's construction; the instance may change them."""
@@ -178,9 +178,9 @@ class Policy:
                 why = self.faults.pop()
                 names = ", ".join(list(missed)[:_KEYS_SHOWN_MAX])[: MESSAGE_CHARACTERS_MAX // 2]
                 self.warnings.append(
-                    f"{why.file or self._entry} line {why.line}: without {names} it cannot be"
+                    f"{why.file or self._entry} line {why.line}: without {names} the policy cannot be"
                     f" constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to"
-                    " supply that"
+                    " supply these values"
                 )
 
     def _construct(self, settings: JsonObject, parameters: JsonObject) -> Any:

@@ -1,8 +1,8 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
-Called by the zygote in a fresh fork. `live` builds the wall and reports it; only then does the host
-send a policy. The policy can corrupt this process at any time. So the checks in this file protect
-nothing; they give the author of an honest policy clear errors.
+The zygote calls `live` in a fresh fork. `live` builds the wall and reports it; only then does the
+host send a policy. The policy can corrupt this process at any time. So the checks in this file
+protect nothing; they give the author of an honest policy clear errors.
 """
 
 import builtins
@@ -126,7 +126,7 @@ class Channel:
                 return bodies[0]
 
     def send(self, frame: frames.FromCell) -> None:
-        """Write a whole frame."""
+        """Write a whole frame to the host."""
         data = frames.pack(frame)
         written = os.write(CHANNEL_FD, data)
         while written < len(data):
@@ -134,7 +134,7 @@ class Channel:
 
 
 class Worker:
-    """Answers the frames of one policy.
+    """Answers the host's frames with the results of one policy.
 
     Args:
         cache: The cache, which the host keeps current.

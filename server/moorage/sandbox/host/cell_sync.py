@@ -70,7 +70,7 @@ class CellSync:
 
     Attributes:
         contexts: The contexts that the cell has.
-        behind: The cell's cached documents have changed: the host sends `news` first.
+        behind: Whether the cell's cached documents have changed, so that `news` must come first.
     """
 
     def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:

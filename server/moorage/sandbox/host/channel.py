@@ -38,7 +38,7 @@ LOAD_UNDISTURBED: Final = 0.1
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
-"""How long a cell at its deadline may take to begin it: it may have to wait for the processor."""
+"""How long a cell at its deadline may take to begin its traceback, e.g. without a free processor."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
 """Replaces both limits for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
@@ -85,11 +85,11 @@ class Cell(asyncio.Protocol):
     Attributes:
         sent: Work in the pipe, head first.
         head_since: The time at which the present head became the head, by the monotonic clock.
-        slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
-        demoted: Whether it runs at idle priority.
-        retired: Whether it gets no new work.
+        slow: Whether the head has run for longer than some milliseconds; new work goes elsewhere.
+        demoted: Whether the cell runs at idle priority.
+        retired: Whether the cell gets no new work.
         alive: Whether the cell was neither lost nor killed.
-        worker: The worker that it runs on; empty: this machine.
+        worker: The worker that the cell runs on; empty: this machine.
     """
 
     def __init__(self, process: CellProcess, owner: Owner) -> None:
@@ -159,7 +159,7 @@ class Cell(asyncio.Protocol):
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
-            return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
+            return Refusal(Code.TOO_LARGE, f"the evaluation needs {len(data)} bytes, too many")
         self._sync.note_sent(work)
         if self._sync.behind:
             data = self._sync.news(self._services(work)) + data
@@ -305,20 +305,20 @@ class Cell(asyncio.Protocol):
     # Messages of the cell ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As in asyncio.Protocol."""
+        """Store the transport to the cell; see asyncio.Protocol."""
         # uvloop's transports do not inherit from asyncio's, so this cannot be asserted.
         self._transport = cast("asyncio.Transport", transport)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
+        """Handle the end of the channel. A cell killed with unread input resets it."""
         del exc
         late = self._traceback is not None  # It is past its deadline, whatever its cause of death.
         if self.alive and not (late and self._process.in_touch):
             self._owner.drop_cell(self, "exit")
 
     def data_received(self, data: bytes) -> None:
-        """As in asyncio.Protocol."""
+        """Handle bytes of the cell; see asyncio.Protocol."""
         if self._traceback is not None:
             if self.worker and not self._traceback:
                 self._where_sent_at = time.monotonic()

@@ -46,7 +46,7 @@ class JailError(SandboxError):
 
 
 class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not the server.
-    """A policy could not answer a management call."""
+    """A policy, or its cell, failed at a call; `refusal` has the reason for the caller."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.code}: {refusal.reason}")
@@ -54,7 +54,7 @@ class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not th
 
 
 class CallRefusedError(Exception):
-    """A registry or metrics service refused; the injected client raises the original's error.
+    """A service refused a call; the injected client raises the error that the original raises.
 
     Args:
         message: The message of the service.
@@ -98,7 +98,7 @@ class PolicyCode:
             ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
-        guard: Applies its schemas; None if it has none.
+        guard: Applies the policy's schemas; None: it has none.
         deadline_seconds: Deadline of one evaluation; 0: the server's default.
         entry: The author's name for `function.py`, for messages and tracebacks.
     """
@@ -197,7 +197,7 @@ class Sample:
         fleet: The fleet, in place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
         consult: The consultation; None if `input_data` is given instead.
-        input_data: The argument of `eval` then: JSON data.
+        input_data: The argument of `eval` without a consultation, as JSON data.
         parameters: The parameters that replace the policy's defaults, beside `input_data`.
         settings: The settings that replace the policy's defaults, beside `input_data`.
     """
@@ -270,7 +270,7 @@ class OpenCircuit:
         tenant: The tenant whose requests are refused meanwhile.
         overruns: The policy's latest evaluations for this tenant that were stopped at their
             deadline.
-        seconds: How long it stays open.
+        seconds: How long the circuit stays open, in seconds.
     """
 
     ref: PolicyRef

@@ -45,7 +45,7 @@ class CellsAndDeaths(ABC):
         """Mark a group to be checked at the end of this turn of the event loop."""
 
     def drop_cell(self, cell: Cell, cause: str) -> None:
-        """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
+        """Handle a closed channel, or kill a cell that broke the protocol; see `Owner`."""
         home = self._home_of[cell]
         if home.handle_closed_channel(cell):
             return

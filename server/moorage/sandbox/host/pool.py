@@ -104,11 +104,11 @@ class CellPool(CellsAndDeaths):
         return cell
 
     def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
-        """As in `Owner`."""
+        """Handle the report of a new cell about its jail; see `Owner`."""
         self._home_of[cell].note_jail(cell, frame)
 
     def note_probe(self, cell: Cell, outcome: str) -> None:
-        """As in `Owner`."""
+        """Handle the report of a cell that survived an attack; see `Owner`."""
         self._home_of[cell].note_probe(cell, outcome)
 
     def _living(self) -> list[Cell]:
@@ -116,7 +116,7 @@ class CellPool(CellsAndDeaths):
         return [*self.spawner.living.values(), *elsewhere]
 
     async def close(self) -> None:
-        """Kill every cell and the zygote; refuse all waiting work. Bounded."""
+        """Kill every cell and the zygote, and refuse all waiting work, in limited time."""
         self._closing = True
         for handle in (self._pumping, self._watching):
             if handle is not None:
@@ -408,7 +408,7 @@ class CellPool(CellsAndDeaths):
     # Reports of cells ----------------------------------------------------------------------
 
     def note_load(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
-        """As in `Owner`."""
+        """Handle the report that a policy was loaded or has faults; see `Owner`."""
         self._printed(work, frame.output)
         if work.future is not None:
             if not work.future.done():
@@ -422,7 +422,7 @@ class CellPool(CellsAndDeaths):
             self._after_answer(cell)
 
     def take_answer(self, cell: Cell, work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """As in `Owner`."""
+        """Handle the returned value of the work at the head; see `Owner`."""
         self.counters["evaluations"] += 1
         if frame.output:
             self._printed(work, frame.output)
@@ -436,7 +436,7 @@ class CellPool(CellsAndDeaths):
         self._after_answer(cell, work)
 
     def fail_work(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
-        """As in `Owner`."""
+        """Handle the failure of the work at the head; see `Owner`."""
         self.counters["evaluations"] += 1
         self.counters["failures"] += 1
         if frame.output:

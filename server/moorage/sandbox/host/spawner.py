@@ -59,10 +59,10 @@ class Source(Protocol):
 
 
 class Spawner:
-    """Makes blank cells.
+    """Makes jailed cells without a policy, and tells how they end.
 
     Args:
-        limits: All bounds.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
         make: Wraps a spawned process as a cell of the pool.
         restarted: Called when a dead zygote was replaced.
@@ -125,7 +125,7 @@ class Spawner:
         self._up.set()
 
     async def close(self) -> None:
-        """Kill every cell and the zygote. Bounded."""
+        """Kill every cell and the zygote, in limited time."""
         self._closing = True
         self._up.set()
         for task in list(self._tasks):

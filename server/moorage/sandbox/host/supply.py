@@ -36,7 +36,7 @@ class CellSupply:
     """Chooses where cells run, and ends an idle cell first if there is no room.
 
     Args:
-        limits: All bounds.
+        limits: All limits of the sandbox.
         workers: Other machines that run cells; None: there are none.
         groups: All groups, the least recently used first.
         group_of: The group of each cell with a policy.

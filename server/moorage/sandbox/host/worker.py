@@ -103,16 +103,16 @@ class RemoteWorker(Spawner):
 
     Args:
         up: The bridge's report of its start.
-        limits: All bounds.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
-        make: As in `Spawner`.
-        counters: As in `Spawner`.
-        send: Sends messages to its agent.
+        make: Wraps a spawned process as a cell; see `Spawner`.
+        counters: Counts spawned cells; see `Spawner`.
+        send: Sends messages to the worker's agent.
 
     Attributes:
         name: Name of this start of the agent.
         node: The node, as shown to people.
-        cells_max: Most cells that it may have.
+        cells_max: Maximum number of cells on the worker.
         last_pong: Number of the latest answered ping.
     """
 

@@ -1,8 +1,8 @@
 """Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
 
-The daemon imports no Ray. A separate process, the bridge, connects to Ray and starts an agent on
-each node. The daemon kills the bridge if it hangs and restarts it if it ends. While no worker is
-up, all cells are on this machine.
+The daemon never imports the library `ray`. A separate process, the bridge, connects to Ray and
+starts an agent on each node. The daemon kills the bridge if it hangs and restarts it if it ends.
+While no worker is up, all cells are on this machine.
 """
 
 import asyncio
@@ -106,9 +106,9 @@ class Workers:
 
     Args:
         settings: The address of Ray, and the receiver of its reports.
-        limits: All bounds.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
-        make: As in `Spawner`.
+        make: Wraps a spawned process as a cell; see `Spawner`.
         changed: Called when a worker is added, so that work need not wait.
         counters: Counts `worker_starts`, `worker_losses` and `bridge_restarts`.
 

@@ -27,7 +27,7 @@ from moorage.sandbox.wire.limits import Limits
 from moorage.sandbox.wire.orders import ORDER, REPORT
 
 START_SECONDS_MAX: Final = 30.0
-"""Longest start until it is ready: numpy alone takes 0.1 s, a cold disk much longer."""
+"""Longest start of a zygote, in seconds: numpy alone takes 0.1 s, a cold disk much longer."""
 SPAWN_SECONDS_MAX: Final = 10.0
 """Longest time from a spawn order to its report."""
 STOP_SECONDS_MAX: Final = 2.0
@@ -66,7 +66,7 @@ class Death:
 ORPHANED: Final = Death("its parent process, the zygote, died", innocent=True)
 WORKER_LOST: Final = Death("its machine was lost", innocent=True)
 UNKNOWN: Final = Death("it ended", innocent=True)
-"""How it ended is unknown, so no request can be blamed."""
+"""The death of a cell for an unknown cause, so no request can be blamed."""
 _FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
@@ -162,7 +162,7 @@ class Zygote:
         return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
     async def spawn(self) -> LocalProcess:
-        """Order one cell.
+        """Order one cell from the zygote.
 
         Raises:
             SpawnError: The zygote could not fork, is gone or did not answer.
@@ -261,7 +261,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
 
     Args:
         status: The wait status that the zygote collected.
-        held_mib: As in `Death`.
+        held_mib: The most memory that the cell held; see `Death`.
         spent: Whether the cell had used up its CPU time, at which the kernel kills it.
     """
     if not os.WIFSIGNALED(status):

@@ -1,7 +1,7 @@
 """The messages between host process and cells: length-prefixed msgpack, decoded into typed structs.
 
-Imported by both halves. A frame is a little-endian 32-bit length and that many bytes. The host
-trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
+Both halves import this module. A frame is a little-endian 32-bit length and that many bytes. The
+host trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
 field while it is decoded, values of policies travel as JSON text (which cannot hold an object), and
 each answer must carry the unpredictable nonce of the question at the head of the pipe.
 """
