@@ -35,7 +35,7 @@ SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 
 class StorageError(Exception):
-    """The database cannot do this; the message says what to do."""
+    """The database cannot do what was asked; the message gives the remedy."""
 
 
 class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like asyncio.QueueFull.
@@ -131,7 +131,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The leader that this server last saw; None: no leader, or one that is about to resign."""
+        """The leader that this server last saw; None: no leader, or a leader about to resign."""
 
     @property
     def standbys(self) -> bool:
@@ -207,7 +207,7 @@ class Facts(Protocol):
         """Return the seq of the last fact, 0 if there is none."""
 
     def pruned_seq(self) -> int:
-        """Return the seq of the last fact that was pruned; 0 if no fact was."""
+        """Return the seq of the last fact that was pruned; 0 if no fact was pruned."""
 
     def oldest_at(self) -> float:
         """Return when the oldest fact was appended, in Unix seconds. There must be a fact."""
@@ -223,7 +223,7 @@ class Facts(Protocol):
     ) -> list[FactRow]:
         """Return up to `limit` facts after a seq; a page ends with the fact that exceeds the bytes.
 
-        With a subject, only facts about this lease, request or cluster.
+        With a subject, the page has only facts about this lease, request or cluster.
         """
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
@@ -254,7 +254,7 @@ class Facts(Protocol):
         """Drop a checkpoint; the next sweeps delete its parts."""
 
     def sweep(self) -> bool:
-        """Delete some parts of dropped checkpoints. Return whether there were any.
+        """Delete some parts of dropped checkpoints. Return whether there were such parts.
 
         The caller makes sure that no checkpoint is being written.
         """
@@ -305,7 +305,7 @@ class FactStore(FactReading, Protocol):
     """The facts of one ledger, which one process writes."""
 
     is_local: bool
-    """A commit waits only for a disk of this machine."""
+    """Whether a commit waits only for a disk of this machine."""
 
     @property
     def is_full(self) -> bool:
@@ -327,7 +327,7 @@ class FactStore(FactReading, Protocol):
 
         Args:
             rows: Facts, in order.
-            fencing: The highest fencing number in them; 0 if there is none.
+            fencing: The highest fencing number in the facts; 0 if there is none.
             works: Other changes, made in order after the facts are added.
 
         Returns:
@@ -335,11 +335,11 @@ class FactStore(FactReading, Protocol):
 
         Raises:
             StorageFailed: The data may or may not be stored; nothing more may be committed.
-            StorageError: As StorageFailed.
+            StorageError: The data was not stored.
         """
 
     def upkeep(self) -> float | None:
-        """Do due upkeep; return the seconds until more is due, None: never.
+        """Do the upkeep that is due; return the seconds until the next upkeep, None: never.
 
         Called after commits, and then from time to time.
 
@@ -389,7 +389,7 @@ class RecordTable(Protocol):
         """Store a record; it replaces a record with the same id."""
 
     def remove(self, kind: str, record_id: str) -> bool:
-        """Delete a record; return whether there was one."""
+        """Delete a record; return whether it existed."""
 
     def number_of(self, kind: str, record_id: str) -> int:
         """Return the number under which a record is stored; the record must exist."""
@@ -445,7 +445,7 @@ class RecordStore(Protocol):
         """
 
     def upkeep(self) -> float | None:
-        """Do due upkeep; return the seconds until more is due, None: never."""
+        """Do the upkeep that is due; return the seconds until the next upkeep, None: never."""
 
     def close(self) -> None:
         """Close the store. A second call does nothing."""
@@ -602,7 +602,7 @@ class Storage(Protocol):
         """Return a reader beside the server that writes; None if there is only one server."""
 
     def names(self) -> SharedNames | None:
-        """Return the names that its servers share; None if there is only one server."""
+        """Return the names that the servers share; None if there is only one server."""
 
     def has_records(self) -> bool:
         """Return whether this storage ever had a catalog."""

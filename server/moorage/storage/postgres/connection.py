@@ -43,7 +43,7 @@ def place_of(address: str) -> str:
     """Return the name of a database for messages, without a password.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     parts = _parts(address)
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
@@ -73,7 +73,7 @@ def has_password(address: str) -> bool:
     """Return whether a database address contains a password.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     return any("password" in name for name in _parts(address))
 
@@ -82,7 +82,7 @@ def without_password(address: str) -> str:
     """Return a database address for PostgreSQL's own programs, without its passwords.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     parts = _parts(address)
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})

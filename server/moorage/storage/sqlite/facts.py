@@ -40,7 +40,7 @@ LABEL: Final = "ledger"
 
 
 def place_of(path: Path) -> str:
-    """Name a ledger file for messages."""
+    """Return the name of a ledger file for messages."""
     return f"the ledger {path}"
 
 
@@ -59,7 +59,7 @@ class _Writing(NamedTuple):
 
 
 class SqliteFacts:
-    """Implements `storage.base.FactStore` on a file. The interface has the contract.
+    """The facts of a ledger in a file; implements `storage.base.FactStore`.
 
     Args:
         path: The database file; a missing file and its directory are created. Only the owner can
@@ -247,7 +247,7 @@ def is_ledger(file: Path) -> bool:
 
 @contextlib.contextmanager
 def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
-    """Read as `looking`, and also read the log after the damaged place.
+    """Read a ledger as `looking` does, but also read its log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.

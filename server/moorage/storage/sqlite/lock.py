@@ -33,7 +33,7 @@ class WriterLock:
         """Take the lock without waiting, and write this process's id to the file.
 
         Raises:
-            StorageLocked: Another process (or another ledger of this one) has it.
+            StorageLocked: Another process, or another ledger of this process, has the lock.
             StorageError: The file cannot be created.
         """
         flags = os.O_RDWR | os.O_CLOEXEC

@@ -170,7 +170,7 @@ class Reserve:
         return self.spent or self._low
 
     def spend(self) -> bool:
-        """Free the reserved space; return whether there was any."""
+        """Free the reserved space; return whether space was reserved."""
         if self.spent:
             return False
         self.close()

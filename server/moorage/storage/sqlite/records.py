@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def place_of(path: Path) -> str:
-    """Name a catalog's file for messages."""
+    """Return the name of a catalog's file for messages."""
     return f"the catalog {path}"
 
 
@@ -54,7 +54,7 @@ def mark_path(path: Path) -> Path:
 
 
 class RecordTables:
-    """`storage.base.RecordTable`, and the extra calls for a damaged file."""
+    """The records in a catalog's file, even if damaged; implements `storage.base.RecordTable`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -142,7 +142,7 @@ class RecordTables:
 
 
 class SqliteRecords:
-    """Implements `storage.base.RecordStore` on a file. The interface has the contract.
+    """The records of a catalog in a file; implements `storage.base.RecordStore`.
 
     Args:
         path: The file; a missing file is created, a missing folder is not.
@@ -254,7 +254,7 @@ def looking(path: Path) -> Iterator[RecordTables]:
 
 @contextlib.contextmanager
 def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
-    """Read as `looking`, and also read the log after the damaged place.
+    """Read a catalog as `looking` does, but also read its log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
