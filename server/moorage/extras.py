@@ -1,4 +1,4 @@
-"""How to install the packages of an extra."""
+"""Tells how to install the packages of an extra."""
 
 import json
 import os

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED: "Final" = 130
 EXIT_UNWRITABLE: "Final" = 74
-"""`EX_IOERR` of sysexits.h."""
+"""Exit code of a program that cannot write its result: `EX_IOERR` of sysexits.h."""
 _STDOUT, _STDERR = 1, 2
 
 
@@ -121,7 +121,7 @@ def import_structlog() -> None:
 def command(module: str, *arguments: str) -> "list[str]":
     """Return the command that runs `main` of one of our modules in a separate process.
 
-    It imports neither from the working directory nor, in place of standard modules, from
+    The process imports neither from the working directory nor, in place of standard modules, from
     PYTHONPATH: policies lie there, under names such as `random.py`.
     """
     program = f"from {__name__} import main; main()"  # `-m` imports standard modules before it.

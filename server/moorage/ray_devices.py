@@ -129,7 +129,7 @@ class Holders:
         began = time.monotonic()
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             if given_up is not None and given_up.is_set():
-                raise DeviceError("its start was cancelled")
+                raise DeviceError("the start of the workload was cancelled")
             waited = time.monotonic() - began
             late = waited > GIVE_SECONDS_MAX
             if late or (waited > FREE_SECONDS_MAX and self._foreign(node, missing)):
