@@ -178,9 +178,9 @@ class Policy:
                 why = self.faults.pop()
                 names = ", ".join(list(missed)[:_KEYS_SHOWN_MAX])[: MESSAGE_CHARACTERS_MAX // 2]
                 self.warnings.append(
-                    f"{why.file or self._entry} line {why.line}: without {names} the policy cannot be"
-                    f" constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to"
-                    " supply these values"
+                    f"{why.file or self._entry} line {why.line}: without {names} the policy cannot"
+                    f" be constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has"
+                    " to supply these values"
                 )
 
     def _construct(self, settings: JsonObject, parameters: JsonObject) -> Any:

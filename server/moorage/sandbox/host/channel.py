@@ -38,7 +38,7 @@ LOAD_UNDISTURBED: Final = 0.1
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
-"""How long a cell at its deadline may take to begin its traceback, e.g. without a free processor."""
+"""How long a cell at its deadline may take to begin its traceback: the processor may be busy."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
 """Replaces both limits for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10

@@ -233,7 +233,7 @@ class Sandbox:
         self._pool.world.change(fleet)
 
     async def close(self) -> None:
-        """Kill every cell and the zygote, and refuse all waiting work, in limited time. Idempotent."""
+        """Kill every cell and the zygote, and refuse all waiting work, in limited time."""
         if not self._closed:
             self._closed = True
             await self._pool.close()
