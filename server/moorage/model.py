@@ -87,7 +87,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
             this node then has no capacity. Only the core sets this field.
         unavailable: Why no workload can start on the node now, e.g. `cordoned`; empty: one can.
             Leases keep their resources there, and no other resources of the node are free.
-        zone: The zone of its rack, which may fail as a whole.
+        zone: The zone of the node's rack, which may fail as a whole.
         devices: The identities of `gpus`, in the same order; empty if the inventory has none.
     """
 
@@ -154,7 +154,7 @@ class Share(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         cluster_id: The cluster.
-        node_id: The node within it.
+        node_id: The node within the cluster.
         gpus: Ids of the devices held.
         gpu_milli: Thousandths held of each of these devices.
         cpu_milli: CPU held.
@@ -278,7 +278,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         attempt: The number of the start, from 1.
-        phase: `succeeded`, or `failed` if it did not start, or died.
+        phase: `succeeded`, or `failed` if the workload did not start, or died.
         detail: One sentence for a person.
         at: Time of the end, in seconds since the epoch.
         nodes: The nodes on which the workload ran: pairs of cluster and node.
@@ -384,8 +384,8 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         fencing: Grows with every grant of this server and never repeats.
         granted_at: Time of the grant, in seconds since the epoch.
         expires_at: End of the lease unless it is renewed, in seconds since the epoch.
-        terms: The terms in its request.
-        provision: Its workload, or None.
+        terms: The terms in the lease's request.
+        provision: The lease's workload; None: the lease has no workload.
         state: `granted`; `starting` while a backend starts its workload; `active` once that
             runs; `failing` when the workload ended by itself, until the backend has removed its
             remains; `queued` while it waits for another place because its workload failed (it holds
@@ -394,20 +394,21 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
             (its GPUs are still held); `ended`.
         reason: Why the lease is queued, ending, warm or ended; empty in the other states.
         endpoint: The network address of the running workload; empty if it has none.
-        attempt: The number of this start of its workload, from 1.
-        outcome: The last end of its workload by itself; None if it never ended by itself.
-        asked_at: When its request arrived; its age in the queue counts from this time.
+        attempt: The number of the present start of the workload, from 1.
+        outcome: The last end of the workload by itself; None if it never ended by itself.
+        asked_at: When the request arrived; the lease's age in the queue counts from this time.
         ask: The request, as long as a failure may requeue the lease.
-        inherited: Name of the warm workload that the lease took over; empty: it started its own.
-        likeness: See `core.lifecycle.leases.likeness`; empty if it may not stay warm.
-        retry_at: End of its pause while it is queued, in seconds since the epoch; else 0.
-        faults: While it is queued, how often in a row its policy could not answer.
+        inherited: Name of the warm workload that the lease took over; empty: the lease started its
+            own workload.
+        likeness: See `core.lifecycle.leases.likeness`; empty if the workload may not stay warm.
+        retry_at: End of the pause of a queued lease, in seconds since the epoch; else 0.
+        faults: How often in a row the policy of the queued lease could not answer.
         notice: The notice that the lease must give way; None: there is none.
         choice: The number of the granted alternative, from 0; None: the request had none.
         devices: For each share of `placement`, the identities of its `gpus`, in the same order;
             empty if the inventory has none.
-        lost: The devices that are no longer on its nodes; no other lease gets them while this one
-            lasts.
+        lost: The devices that are no longer on the lease's nodes; no other lease gets these devices
+            while this lease lasts.
     """
 
     id: RequestId

@@ -57,7 +57,7 @@ class Holders:
 
     Args:
         ours: Returns Ray's ids of the caller's actors that may have a device of another lease,
-            until they are started again.
+            until these actors are started again.
     """
 
     def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:

@@ -126,7 +126,7 @@ class Allocator:
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key used, or ""."""
+        """Return the URI of the policy that the first request with this key named, or ""."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
@@ -163,7 +163,7 @@ class Allocator:
             pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from a followed state; this records no fact."""
+        """Answer a question from a followed state, without recording a fact."""
         self._index_all()
         turn = self._turn.begin(now)
         self._answer_inquiry(inquiry)
@@ -193,8 +193,8 @@ class Allocator:
             now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:
-            Facts that the caller makes durable, and effects that it carries out afterwards (kinds
-            in `EARLY` may leave at once).
+            Facts that the caller makes durable, and effects that the caller carries out afterwards
+            (kinds in `EARLY` may leave at once).
         """
         turn = self.begin(event, now)
         if self._turn.wakes:
@@ -202,7 +202,7 @@ class Allocator:
         return turn
 
     def begin(self, event: Event, now: float) -> Turn:
-        """Handle one event, but serve no waiters; `finish` does that.
+        """Handle one event, but serve no waiters: `finish` serves them.
 
         See `step`, which does both in one turn.
         """

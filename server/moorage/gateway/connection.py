@@ -42,7 +42,7 @@ class GatewayConnection(ServerConnection):
         address: The client's address.
         session_id, caller, bearer, cookies: Set by a successful opening handshake: the caller, and
             the token or the console's cookies that identified the caller.
-        is_agent: Whether an agent's token or key let it in.
+        is_agent: Whether the gateway accepted the connection for an agent's token or key.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.

@@ -30,8 +30,8 @@ class Doorman:
 
     Args:
         settings: The limits.
-        authenticate: Given the bearer token, or None if there was none, returns the caller,
-            or None to refuse.
+        authenticate: Given the bearer token (None: the request has none), returns the caller, or
+            None to refuse the request.
         counts: The counters of refusals.
         sessions: The connections that have a session.
         logins: The logins to the console; None: there is no console.

@@ -58,8 +58,8 @@ class Gateway:
 
     Args:
         settings: The limits.
-        authenticate: Given the bearer token of a handshake, or None if there was none,
-            returns the caller, or None to refuse with 401.
+        authenticate: Given the bearer token of a handshake (None: it has none), returns the caller,
+            or None to refuse the handshake with 401.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
         pending: The same as the `pending` of `Doorman`.
@@ -173,7 +173,7 @@ class Gateway:
         Args:
             deliver: The new handler.
             agents: Serves the agents of machines.
-            goes_on: Returns whether a session may stay open, since it would miss nothing.
+            goes_on: Returns whether a session misses nothing, so that it may stay open.
         """
         while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
@@ -231,7 +231,7 @@ class Gateway:
             reply: JSON text, as made by `protocol.replies`.
 
         Raises:
-            AssertionError: The message has been answered, or there never was one.
+            AssertionError: The message has been answered, or never existed.
         """
         session = self._sessions.get(to.session)
         if session is None:

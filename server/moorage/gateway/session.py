@@ -101,9 +101,9 @@ class Session:
     A session that loses its connection buffers its messages until it is resumed over another one.
 
     Args:
-        connection: Its connection, already open.
-        deliver: The receiver of its requests.
-        settings: Its limits.
+        connection: The session's connection, already open.
+        deliver: The receiver of the session's requests.
+        settings: The limits of the gateway.
         counts: The counters, which all sessions share.
         turns: The turns of all sessions to read large messages.
         shares: Limits the time for small messages in one turn of the event loop.
@@ -111,7 +111,7 @@ class Session:
 
     Attributes:
         deliver: The present receiver of its requests; it may change.
-        lasts: Whether it can be resumed after a lost connection.
+        lasts: Whether the session can be resumed after a lost connection.
         expiry_timer: Closes the session if it is not resumed in time.
     """
 
@@ -383,7 +383,7 @@ class Session:
         """Answer a message.
 
         Raises:
-            AssertionError: The message has been answered, or there never was one.
+            AssertionError: The message has been answered, or never existed.
         """
         if number not in self._unanswered:
             raise AssertionError(f"message {number} of session {self.id} has no open request")

@@ -76,7 +76,7 @@ class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
         where: The fact's place, e.g. `fact 17`.
         kind: The kind that is stored.
         version: The version that is stored.
-        known: The newest version of that kind that this release reads; None if it knows none.
+        known: The newest version of that kind that this release reads; None if it reads no version.
     """
 
     def __init__(self, where: str, kind: str, version: int, known: int | None) -> None:

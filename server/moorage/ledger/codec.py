@@ -61,7 +61,7 @@ class FactKind:
 
     Args:
         name: The kind's permanent name on disk, even if the class is renamed.
-        version: The current version of its shape, from 1.
+        version: The current version of the kind's shape, from 1.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Codec:
         upgrades: The upgrades of old facts, as `UPGRADES`.
 
     Raises:
-        ValueError: A kind has older versions without an upgrade from each of them.
+        ValueError: `upgrades` lacks the upgrade from an older version of a kind.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Codec:
         while the request that caused it can be named, not at the next start.
 
         Raises:
-            FactUnwritable: The fact is of no known kind, or JSON cannot hold it.
+            FactUnwritable: The fact is of no known kind, or JSON cannot hold the fact.
         """
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
@@ -273,7 +273,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
 
     Raises:
         LedgerCorrupt: The row is not as it was written.
-        FactUnknown: A newer release wrote it.
+        FactUnknown: A newer release wrote the fact.
     """
     if not is_sealed(row):
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")

@@ -23,7 +23,7 @@ def check_links(
 
     Args:
         rows: The rows, in order, each with a correct checksum.
-        after: The seq of the fact before them.
+        after: The seq of the fact before the rows.
         chain: The chain of that fact; None if the fact was deleted.
         lost: Facts that may be missing: their loss was accepted.
         place: The ledger, for messages.

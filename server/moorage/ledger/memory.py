@@ -35,7 +35,7 @@ class MemoryStorage:
 
     Args:
         checkpoints: Seq, bytes and checksum of each checkpoint, oldest first.
-        taken: Whether a ledger has it open.
+        taken: Whether a ledger has opened this storage.
         pruned: The last fact that was deleted.
     """
 

@@ -31,7 +31,7 @@ class HeldFacts(NamedTuple):
     """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
-        at: The time at which it was appended.
+        at: The time at which the fact was appended.
         chain: The stored chain value.
         changes: The names that the fact adds and removes.
     """
@@ -83,7 +83,7 @@ def walk(ledger: Path) -> LedgerWalk:
     """Read all of a ledger, which may be in use. Changes nothing.
 
     Raises:
-        LedgerError: There is no ledger, or another release wrote it.
+        LedgerError: There is no ledger, or a ledger of another release.
         OSError: A file cannot be read at all.
     """
     mark, fencing = read_marks(ledger)
@@ -221,7 +221,7 @@ def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[F
     In a damaged tree, reads with other bounds find other facts: only equal bounds find the same.
 
     Returns:
-        For each range: its name, its readable facts, and why others cannot be read.
+        For each range: its name, its readable facts, and why its other facts cannot be read.
     """
     last = found.mark.first
     with contextlib.suppress(*UNREADABLE):  # Others may be readable even if the last one is not.

@@ -49,7 +49,7 @@ class GroupCommit:
     Args:
         store: The open store; nothing else commits to it.
         settled: Called on the loop after every transaction, before the futures of its jobs are
-            resolved, with the jobs and its failure or None.
+            resolved, with the jobs, and the transaction's failure or None.
     """
 
     def __init__(

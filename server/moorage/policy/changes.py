@@ -52,7 +52,7 @@ def place(
         input_data: The `input_data` of `eval`.
         score: Rates each node. Of nodes with equal scores, the first by name is chosen.
         close: Whether GPUs of one NVLink group, else of one NUMA domain, are chosen if they have
-            room, even if the request does not ask for it.
+            room, even if the request asks for no topology.
         gang: `pack` chooses the nodes of a gang in one cluster if one has room, `spread` in as many
             racks as possible.
 

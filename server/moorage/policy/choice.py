@@ -91,7 +91,7 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
         terms: One number per node each, or one for all nodes.
 
     Raises:
-        ValueError: There are no terms, or a term has another length.
+        ValueError: `terms` is empty, or a term is not one number per node or for all nodes.
     """
     if not terms:
         raise ValueError("a score has no terms: give at least one term")

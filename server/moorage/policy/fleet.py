@@ -168,7 +168,7 @@ class Fleet(NodeInventory):
         Args:
             row: The node.
             demand: The demand that must fit on the node.
-            columns: Devices which must all be among those that could serve it now.
+            columns: Devices that must all be able to serve the demand now.
         """
         if (
             self.cpu_free.item(row) < demand.cpu_milli

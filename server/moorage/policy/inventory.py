@@ -57,8 +57,8 @@ class NodeInventory:
         gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
         gpu_exclusive: bool `[nodes, devices]`: shares of this device are not granted.
         rack, zone, cluster: int64 `[nodes]`, group numbers; rack and zone -1: unknown.
-        closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
-            little for all demands, and neither memory nor a device is free.
+        closed: int64 `[nodes]`, 1 where nothing can start now: the node's free CPU is -1, which is
+            too little for all demands, and neither memory nor a device is free.
     """
 
     def __init__(self) -> None:

@@ -64,8 +64,8 @@ class NodeLabels:
             fleet: The view; the result has one value for each of its rows.
             cluster_data: The `cluster_data` of `input_data`. Nodes of clusters that it lacks have
                 no labels here; the request may not use them anyway.
-            read: A function of the labels alone, the same object every time: its values are cached
-                until the inventory changes. Until then, the same tuple is returned.
+            read: A function of the labels alone, the same object every time: its values are cached,
+                and the same tuple is returned, until the inventory changes.
         """
         if self._nodes is not fleet.node_ids or self._layout != fleet.layout:
             self._nodes, self._layout = fleet.node_ids, fleet.layout

@@ -65,7 +65,7 @@ class ProposalError(ValueError):
 
     Args:
         field: Path of the wrong part, e.g. `[1].gpus[0]`.
-        expected: The value that was expected there.
+        expected: The value that was expected in the field.
     """
 
     def __init__(self, field: str, expected: str) -> None:

@@ -53,8 +53,8 @@ class SchemaError(ValueError):
 
     Args:
         path: The place, as a dotted path; list elements as `[3]`.
-        expected: The value that was expected there.
-        found: The value that is there instead.
+        expected: The value that was expected at the path.
+        found: The value that is at the path instead.
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -196,7 +196,7 @@ class Schema:
     Attributes:
         required: The fields that must be present.
         defaults: Values of missing fields, by name.
-        null_is_value: Whether null is a value, as in JSON Schema; otherwise it counts as missing.
+        null_is_value: Whether null is a value, as in JSON Schema; otherwise null counts as missing.
         others: The schema of other fields; True: any value; False: no other fields.
     """
 
@@ -222,9 +222,9 @@ class Schema:
 
         Args:
             value: JSON data.
-            path: Its place, a prefix of the places in errors, e.g. `inputs`.
-            known: Fields of the object that this object will be merged into: they may be missing
-                here, and get no default.
+            path: The place of the object, a prefix of the places in errors, e.g. `inputs`.
+            known: Fields of the object that this object will be merged into: these fields may be
+                missing in this object, and get no default.
 
         Returns:
             The object itself, or a copy with the defaults of missing fields, and without fields

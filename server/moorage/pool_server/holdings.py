@@ -76,7 +76,7 @@ class Holdings:
     """Checks slots out of a pool, and takes back slots whose holders are gone.
 
     Args:
-        pool: The pool; no other object may check anything out of it.
+        pool: The pool; no other object may check slots out of the pool.
         ttl_seconds: Seconds that a checkout lasts if its request names neither a process nor a
             time.
         note: Called with a sentence about slots that were taken back, and why.
@@ -100,8 +100,8 @@ class Holdings:
         """Check out slots for a process, for a time, or both.
 
         Raises:
-            SlotsError: The errors of `ResourcePool.checkout`; also, this machine has no process
-                with this id.
+            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has
+                this id.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:

@@ -34,7 +34,7 @@ def device(
     uuid: str = "",
     parent_uuid: str = "",
 ) -> Document:
-    """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
+    """Return a device for `gpus.gpus`; for the arguments see `moorage.model.Gpu`.
 
     `uuid` distinguishes it from all other devices; `parent_uuid` names the device whose part it is.
 

@@ -112,9 +112,9 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
 
     Args:
         frame: The message.
-        kind: The type that it was decoded to.
+        kind: The type to which the message was decoded.
         error: The error of typed decoding.
-        also: Required fields that `kind` does not have, named before its own.
+        also: Required fields that `kind` does not have, named before the fields of `kind`.
 
     Returns:
         The error to answer with, the first one found.
@@ -155,8 +155,9 @@ def warn_of_unknown(
 
     Raises:
         BadMessage: There is an unknown field, and the message is `strict`. Or the field's name is
-            close to `dry_run`, or it says `dry_run` in a request for a lease, so that ignoring it
-            would grant a lease by mistake.
+            close to `dry_run`, or is `dry_run` in a request for a lease, so that ignoring the field
+            would
+                grant a lease by mistake.
     """
     raw = _fields(frame)
     if raw.keys() <= known:

@@ -57,7 +57,7 @@ class ServiceError(Exception):
         code: The error code, for programs.
         reason: One sentence for a person, with the field, the expected value and the remedy.
         field: The wrong field as a dotted path; empty: no single field is wrong.
-        expected: The value that was expected in the field; empty: it cannot be named.
+        expected: The value that was expected in the field; empty: no value is named.
         details: Further data about the error, for programs.
         status: The HTTP status of the answer; 0: the status of the code in `STATUS_BY_CODE`.
     """

@@ -60,7 +60,7 @@ class WrongNodeError(ValueError):
 
     Args:
         path: The field, e.g. `status.allocatable.cpu`.
-        expected: The value that was expected there.
+        expected: The value that was expected in the field.
     """
 
     def __init__(self, path: str, expected: str) -> None:

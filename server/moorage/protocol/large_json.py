@@ -36,7 +36,8 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
     longest time that the interpreter's lock is held.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `msgspec.json.decode`.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: The errors of
+        `msgspec.json.decode`.
     """
     try:
         return _value(memoryview(encoded), LEVELS_MAX)

@@ -535,7 +535,7 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
     """Read the body of `POST /allocate`: as `decode`, but `adhoc` may be missing.
 
     Raises:
-        BadMessage: As in `decode`.
+        BadMessage: The text is not such a message; see `decode`.
     """
     return _read(_text(body), AllocationRequest)[0]
 

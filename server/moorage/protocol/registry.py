@@ -62,7 +62,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
         Args:
             document: A cluster document.
-            owner: The tenant that owns it from then on; empty: all tenants.
+            owner: The tenant that owns the document from then on; empty: all tenants.
         """
 
     async def add_nodes(
@@ -79,7 +79,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
             owner: The tenant that owns a new cluster; empty: all tenants.
 
         Returns:
-            The document as stored, and whether it is new.
+            The stored document, and whether the cluster is new.
 
         Raises:
             ServiceError: As in `create` and `update`, except `already_exists` and `not_found`.
@@ -171,7 +171,7 @@ class BlockDocuments(Protocol):
         Returns: The document, and whether there was no document before.
 
         Raises:
-            ServiceError: `not_found` where there is no such block; `bad_message`, `too_large`.
+            ServiceError: `not_found`: the block does not exist; `bad_message`, `too_large`.
         """
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
@@ -235,7 +235,7 @@ class Activation(Struct, frozen=True):
 
     Args:
         policy_rule_uri: The URI of a registered version of the alias's policy.
-        force: Activate it even if it fails as the alias's shadow.
+        force: Whether to activate the version even if it fails as the alias's shadow.
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]

@@ -97,7 +97,7 @@ def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
         at: The place of the options, with which the paths in errors start.
 
     Raises:
-        QueryError: The options are malformed, or there is another option.
+        QueryError: The options are malformed, or one of them is unknown.
     """
     given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
     for name in given.keys() - set(_OPTIONS):

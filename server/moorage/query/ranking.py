@@ -58,8 +58,8 @@ def nearest(
 
     Args:
         documents: The documents to rank, by id.
-        reference: The id of one of them, which is then left out of the answer; or a document, or
-            the part of one that matters.
+        reference: The id of one of `documents`, which is then left out of the answer; or a
+            document, or the part of a document that matters.
         weights: Weight by path, 0 and more; None takes `DEFAULT_WEIGHTS`.
         k: The largest number of returned documents; None returns all.
 

@@ -36,7 +36,7 @@ def differences(
     Members of lists are matched by their `id` if all have one, otherwise by their index.
 
     Args:
-        before: The old document; None: there was none.
+        before: The old document; None: it did not exist.
         after: The new document; None: it was deleted.
     """
     sides = _Sides()

@@ -82,11 +82,12 @@ class Workload(Sparse, frozen=True):
     Attributes:
         backend: The backend that starts the workload.
         phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`;
-            `lost` while the server has no contact with one of its machines: it may still run there.
+            `lost` while the server has no contact with one of its machines: the workload may still
+            run.
         endpoint: The workload's network address; empty if it has none, or none yet.
         attempt: The number of this start, from 1.
         attempts_max: The most starts, if each one fails.
-        warm: Whether it was running when the lease was granted.
+        warm: Whether the workload was running when the lease was granted.
         outcome: The end of the last start that the server did not end.
         detail: The progress of the workload's start, or the machine that is lost.
     """
@@ -123,7 +124,7 @@ class Lease(Sparse, frozen=True):
         tenant: The owner of the lease.
         placement: The resources that the lease holds: one share per node; empty while it is
             `queued`.
-        fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
+        fencing: Grows with every grant; storage that knows this number can refuse earlier holders.
         ttl_seconds: The lease ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed the lease.
         reason: Why the lease is queued, ending or ended, or which of its machines is lost.

@@ -63,7 +63,7 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
 
     Args:
         place: Name of the database in messages.
-        finding: The damage and its place.
+        finding: The damage and the place of the damage, in words.
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -88,9 +88,9 @@ class Seat(NamedTuple):
     """A server among those that use one database.
 
     Args:
-        name: The server's machine, its process, and its roll-out if it has one.
-        ws: URL by which clients reach its WebSocket.
-        http: URL by which clients reach its HTTP services.
+        name: The server's machine and process, and the server's roll-out, if it belongs to one.
+        ws: URL by which clients reach the server's WebSocket.
+        http: URL by which clients reach the server's HTTP services.
     """
 
     name: str
@@ -180,7 +180,7 @@ class Checkpoint(NamedTuple):
     Args:
         number: Grows with every checkpoint that is begun; an unfinished checkpoint has only parts.
         seq: Number of the last fact that the checkpoint covers.
-        parts: Number of its parts.
+        parts: Number of the checkpoint's parts.
         checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
     """
 

@@ -194,7 +194,7 @@ def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPol
 
     Args:
         document: The document, as `complete_policy_document` returned it.
-        files: The files of its `code`.
+        files: The files in the `code` of the document.
 
     Raises:
         ServiceError: `bad_message`: a field has a value that cannot be sent to a cell; `too_large`.

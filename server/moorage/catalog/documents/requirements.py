@@ -29,7 +29,7 @@ class Unmet:
     """A requirement for a package or version that policies cannot use.
 
     Args:
-        line: Number of its first line, from 1.
+        line: Number of the requirement's first line, from 1.
         text: The requirement, without its comment.
         why: The end of a sentence that begins with `text`, on what is wrong.
     """

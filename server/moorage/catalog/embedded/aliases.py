@@ -50,7 +50,7 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
         former: The formerly active version, if this change replaced it.
         former_standing: Result of the former version's active time.
         former_digest: Digest of the former version, since its URI may later get other content.
-        reason: The server's reason, if it made the change.
+        reason: The server's reason, if the server itself made the change.
     """
 
     at: float
@@ -79,7 +79,8 @@ class Canary(Struct, frozen=True):
 
     Args:
         percent: Percentage of requests, above 0, at most 100.
-        by: The draw is by `request` (idempotency key), or by `tenant` (all its requests or none).
+        by: The draw is by `request` (idempotency key), or by `tenant` (all requests of one, or
+            none).
         seed: Seed of the draw; another seed selects other requests.
     """
 

@@ -45,7 +45,7 @@ class Memory:
         self.policies: dict[str, PolicyEntry] = {}
         self.index = DocumentSearch(self.clusters, self.metrics)
         self.listeners: list[Callable[[CatalogChange], None]] = []
-        """Called on the event loop with every change, once it is durable."""
+        """Functions that are called on the event loop with every change, once it is durable."""
         self.version = 0
         """A number that grows with every change of a cluster document or of metrics."""
         self._aliases = aliases

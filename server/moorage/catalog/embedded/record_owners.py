@@ -53,7 +53,7 @@ class StoredRow:
     """A record in the form in which the store has it.
 
     Args:
-        id: Id, unique within its kind.
+        id: Id of the record, unique within its kind.
         document: The document as JSON.
         files: Packed files of a policy, or a context; for other kinds the owner.
     """

@@ -257,7 +257,7 @@ class DocumentStore:
         """From the next job on, use these records: the same records, opened for writing.
 
         Raises:
-            ServiceError: As in `open`.
+            ServiceError: `unavailable`: the records cannot be used; see `open`.
         """
         self._next_records = records
         await self.run(lambda _: None)

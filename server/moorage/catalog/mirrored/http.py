@@ -204,8 +204,8 @@ class Service:
         Args:
             request: The request to send.
             read: Returns the value of an answer with a status below 500, or raises `WrongAnswer`.
-                Errors of decoding count as `WrongAnswer`. It may run in a thread, so it must use
-                only its argument.
+                Errors of decoding count as `WrongAnswer`. `read` may run in a thread, so it must
+                use only its argument.
             seconds: Longest duration; None: the service's own limit.
 
         Raises:

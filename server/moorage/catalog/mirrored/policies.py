@@ -65,7 +65,7 @@ class PolicyMirror:
     Args:
         store: Client of the policy store.
         prepare: Makes the record of a PolicyRule document, as for an upload.
-        keep: Adds a record to memory, or replaces it.
+        keep: Adds a record to memory, or replaces the record with its URI.
         drop: Removes a policy from memory.
         fresh_seconds: Maximal age of a policy; an older one is read again. `run` reads policies in
             use before that, so that requests need not wait.

@@ -82,7 +82,7 @@ class ClustersRead:
 
 @dataclass(slots=True)
 class MetricsRead:
-    """The metrics in an answer of the metrics service; fields as in `ClustersRead`."""
+    """The metrics in an answer of the metrics service; for the fields see `ClustersRead`."""
 
     found: dict[ClusterId, tuple[DocumentEntry, Digest]] = field(
         default_factory=dict[ClusterId, tuple[DocumentEntry, Digest]]

@@ -66,7 +66,7 @@ class _Tally:
     Attributes:
         layout: The `Fleet.layout` of the rows.
         version: The `Fleet.version` at which the reasons were found.
-        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is not a candidate.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where the node is no candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
         never: The largest demand that could fit, and helpful changes of the request, if the demand
             can never fit; valid for this layout.

@@ -228,7 +228,7 @@ def node_verdicts(
         fleet: The present fleet.
         demand: The demand.
         candidates: The rows of the candidate nodes.
-        reasons: `Misfit` of each of them.
+        reasons: `Misfit` of each candidate.
         page: Number of nodes to skip, and to return.
 
     Returns:

@@ -85,12 +85,13 @@ def likeness(ask: Ask) -> str:
 
 
 class LeaseLifecycle:
-    """Handles leases, except the reuse of warm ones: see `warm_reuse`.
+    """Handles leases, except the reuse of warm leases: see `warm_reuse`.
 
     Args:
         writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
-        pause_seconds: Wait of a lease before its second start; it doubles before each later start.
+        pause_seconds: Wait of a lease before its second start; the wait doubles before each later
+            start.
             0: no wait.
     """
 

@@ -40,7 +40,7 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Maximum warm workloads of one tenant; a further one ends the workload with the earliest deadline.
+"""Maximum warm workloads of one tenant; one more ends the workload with the earliest deadline.
 """
 ROOM_SECONDS_MAX: Final = 60.0
 """Seconds that a request without a queue time waits anyway while warm leases end for it."""

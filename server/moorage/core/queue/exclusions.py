@@ -65,7 +65,7 @@ class ExclusionRules:
     Args:
         writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
-        queue: Reserves nodes for its head.
+        queue: The queue, which reserves nodes for its first waiter.
     """
 
     def __init__(self, writer: TurnWriter, feasibility: Feasibility, queue: WaitingQueue) -> None:
@@ -258,7 +258,7 @@ class ExclusionRules:
 
 
 def shortest_ttl(lease: Lease) -> float | None:
-    """Return the seconds that a new lease may last; None if that is as long as requested."""
+    """Return the seconds that a new lease may last; None if it lasts as long as requested."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None
     return lease.expires_at - lease.granted_at

@@ -450,8 +450,8 @@ class WaitingQueue:
 
         Args:
             ask: The granted request; waiters of lower priority are not overtaken.
-            placement: The granted placement; waiters that could not use it are not overtaken,
-                unless they share a quota.
+            placement: The granted placement; waiters that could not use the placement are not
+                overtaken, unless they share a quota.
             since: Arrival of the request, in seconds since the epoch.
         """
         if not self._lines:

@@ -309,7 +309,7 @@ class Ranking:
         """Record the places where capacity grew or may be freed; None: everywhere.
 
         Returns:
-            Rows of the classes that may be served there, if the caller wants them.
+            Rows of the classes that may be served at these places, if the caller wants the rows.
         """
         if places is None or self._grown is None:
             self._grown = None
@@ -331,7 +331,7 @@ class Ranking:
 
         Args:
             changes: The counter of capacity gains and ended reservations. A class that did not fit
-                is not checked again before it changes.
+                is not checked again before the counter changes.
             limits: Classes that are not served now.
             reserved: Nodes reserved for the head, closed to other classes that reserve nodes.
         """

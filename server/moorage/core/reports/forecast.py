@@ -77,9 +77,9 @@ def expect_turns(
         waiters: The waiters of all tenants, in the order in which they are served.
         now: The present time, in seconds since the epoch.
 
-    Returns:
-        No entry for a waiter that has anti-affinity, pauses, names no demand, is beyond the limits,
-        or would be served after its deadline or after all known ends.
+    Returns: Start by request, without an entry for a waiter that has anti-affinity, pauses, names
+        no demand, is beyond the limits, or would be served after its deadline or after all known
+        ends.
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -352,7 +352,7 @@ class Awaited(NamedTuple):
     Args:
         leases: Leases on the nodes where the demand fits first if all leases last until their
             deadlines; each with one of its places, the earliest end first; at most `AWAITED_MAX`.
-        room_at: The time at which all of them will have ended; None: not known.
+        room_at: The time at which all these leases will have ended; None: not known.
     """
 
     leases: list[tuple[Lease, Share]]

@@ -335,7 +335,7 @@ class Accounts:
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
-            freed: The amounts that each of them would give back first.
+            freed: The amounts that each account would give back first.
         """
         over = self["held"][numbers] - self["nominal"][numbers]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][numbers])

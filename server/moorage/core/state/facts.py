@@ -53,13 +53,13 @@ class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cordoned(msgspec.Struct, frozen=True, gc=False):
-    """A cordon: a node or a cluster gets no new leases, even if the inventory says it is ready.
+    """A cordon: a node or a cluster gets no new leases, even if it is ready in the inventory.
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.
         who: The tenant that sent the request.
-        drains: Whether the leases there must leave, too: see `core.lifecycle.cordons`.
-        until: Latest end of leases there, in seconds since the epoch; 0: no limit.
+        drains: Whether the leases in the place must leave, too: see `core.lifecycle.cordons`.
+        until: Latest end of leases in the place, in seconds since the epoch; 0: no limit.
     """
 
     cluster: ClusterId
@@ -106,7 +106,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
     Args:
         tenant: The tenant; `*`: each tenant that has no quota of its own.
         project: None: the tenant as a whole; empty: requests that name no project.
-        quota: The quota; None: its own quota is removed.
+        quota: The quota; None: the account's own quota is removed.
         who: The tenant that sent the request.
     """
 

@@ -18,12 +18,12 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         id: The server's id of the reservation.
         tenant: The tenant that gets the nodes.
         demand: The demand that each of the nodes can take during the reservation.
-        starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
+        starts_at: Latest end of other tenants' leases on the nodes, in seconds since the epoch.
         ends_at: The time from which all tenants may use the nodes again, in seconds since the
             epoch.
         lapse_seconds: The reservation lapses these seconds after its start if its tenant had no
-            lease there; 0: it does not lapse.
-        used: Whether its tenant has had a lease there.
+            lease on the nodes; 0: it does not lapse.
+        used: Whether the reservation's tenant has had a lease on the nodes.
         begun: Whether the start has passed and waiters have been woken.
         devices: The devices of `parts`, as in `model.Lease.devices`; set once a node renamed one.
         parts: The reserved part of each node, in the order of `nodes`: devices, and their part of

@@ -139,7 +139,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload ended by itself; fields as in `WorkloadFailed`.
+    """A backend reports that a lease's workload ended by itself; fields: see `WorkloadFailed`.
 
     The backend remembers this end until it gets the order to stop the workload, which follows once
     the end is durable. If it forgot earlier, a crash would start the workload again.
@@ -157,7 +157,7 @@ class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload was stopped as ordered; all its parts are gone.
 
     Args:
-        fencing: As in `WorkloadStarted`.
+        fencing: Fencing number of the grant.
         unfit: The reason why the workload did not become warm as ordered; else empty.
     """
 
@@ -186,8 +186,8 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         node: The node; empty: the whole cluster.
-        mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
-        seconds: How long leases may still last after a `drain`; None: until they end.
+        mode: `cordon`: the place gets no new lease; `drain`: existing leases must leave, too.
+        seconds: How long leases may still last after a `drain`; None: until their own end.
     """
 
     to: Address
@@ -258,8 +258,8 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
     """A client asks for the effect of an operation.
 
     Args:
-        sees_all: Whether the answer names the leases of other tenants; otherwise it only counts
-            them.
+        sees_all: Whether the answer names the leases of other tenants; otherwise the answer only
+            counts these leases.
         beside: Further leases that end with the release.
         stop_seconds: The longest time to stop the workload at a release; None: not known.
     """
@@ -294,7 +294,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         seconds: Length of the stall.
-        grace_seconds: As in `Restarted`, for leases that expired meanwhile.
+        grace_seconds: Least time left to leases that expired meanwhile; see `Grace`.
     """
 
     seconds: float
@@ -302,7 +302,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClockSet(msgspec.Struct, frozen=True, gc=False):
-    """The calendar was set, or advanced while the machine slept; `now` of this step follows it.
+    """The calendar was set, or advanced while the machine slept; `now` is by the new calendar.
 
     Args:
         seconds: Calendar time minus the time until now; negative if the calendar went back.

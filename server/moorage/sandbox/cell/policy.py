@@ -93,7 +93,7 @@ class Policy:
         clients: The clients that are added to every settings dict.
 
     Attributes:
-        faults: Why the policy cannot be used; empty if it can.
+        faults: Why the policy cannot be used; empty: it can be used.
         warnings: Why some requests may fail, if the policy was checked.
     """
 

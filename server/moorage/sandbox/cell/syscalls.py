@@ -55,8 +55,8 @@ class Machine:
         mapping: mmap: allowed without PROT_EXEC and huge pages.
         protecting: mprotect: allowed without PROT_EXEC.
         allowed: Calls that a cell needs, or that reveal nothing. Those in `_BY_CLOCK` and
-            `_BY_PROCESS` would tell a cell which other processes run and how busy they are: they
-            are allowed on the system's clocks and on the caller itself.
+            `_BY_PROCESS` would tell a cell which other processes run and how busy they are: these
+            calls are allowed on the system's clocks and on the caller itself.
         deadly: Calls that innocent code never makes.
     """
 

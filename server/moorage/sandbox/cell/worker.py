@@ -45,7 +45,7 @@ _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _RESERVE_BYTES: Final = 1 << 20
 _DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
-"""The fields of a demand that policies see; the server compares its labels for them."""
+"""The fields of a demand that policies see; the server itself compares the labels in `where`."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode

@@ -80,7 +80,7 @@ class Cell(asyncio.Protocol):
     """The host's end of one cell.
 
     Args:
-        process: A new process, with its channel; `destroy` kills it.
+        process: A new process, with its channel; `destroy` kills the process.
 
     Attributes:
         sent: Work in the pipe, head first.
@@ -159,7 +159,10 @@ class Cell(asyncio.Protocol):
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
-            return Refusal(Code.TOO_LARGE, f"the evaluation needs {len(data)} bytes, too many")
+            return Refusal(
+                Code.TOO_LARGE,
+                f"the evaluation needs {len(data)} bytes; at most {HOST_FRAME_BYTES_MAX} fit",
+            )
         self._sync.note_sent(work)
         if self._sync.behind:
             data = self._sync.news(self._services(work)) + data
@@ -206,7 +209,8 @@ class Cell(asyncio.Protocol):
         """Check the time of the first work in the pipe.
 
         Returns:
-            `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
+            `overrun` if the work is out of time, `hog` if it has used so much processor time that
+            its cell is to be demoted.
         """
         head = self.sent[0]
         limits = self._owner.limits

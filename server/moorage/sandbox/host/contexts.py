@@ -67,7 +67,8 @@ class Contexts:
         Args:
             contexts: All contexts; version 0 if none was noted.
             beyond: Changes from now on get higher versions than this. Clients may know versions
-                that a crash lost before they were on disk; no other context may get such a version.
+                that a crash lost before they were on the disk; no other context may get such a
+                version.
         """
         taken = [each for each in contexts if len(each[2]) <= CONTEXT_BYTES_MAX]
         self._version = max([self._version, beyond, *(version for _, version, _ in taken)])

@@ -58,7 +58,7 @@ class CallRefusedError(Exception):
 
     Args:
         message: The message of the service.
-        status: HTTP status where there was one, else 0.
+        status: The service's HTTP status; 0: there was none.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -132,8 +132,8 @@ class WorkerSettings:
 
     Args:
         address: The address of a Ray cluster, as `ray.init` takes it.
-        cells: The largest number of cells on each Ray node; each cell has a reserved processor
-            there.
+        cells: The largest number of cells on each Ray node; each cell has a reserved processor on
+            the node.
         tell: Called with each node or Ray itself, its latest state, and whether that is good.
     """
 
@@ -192,8 +192,8 @@ class Sample:
     """One trial evaluation of a policy, with a fleet and services of its own.
 
     Args:
-        tenant: The tenant of the trial; different samples of a policy need different ones, or their
-            contexts mix.
+        tenant: The tenant of the trial; different samples of a policy need different tenants, or
+            their contexts mix.
         fleet: The fleet, in place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
         consult: The consultation; None if `input_data` is given instead.

@@ -382,7 +382,7 @@ class Sandbox:
 
         Args:
             code: The policy, which need not be registered.
-            samples: Evaluations to make once it is loaded.
+            samples: Evaluations to make once the policy is loaded.
 
         Returns:
             The findings, none if the policy may be registered, and then the outcomes of the
@@ -491,7 +491,7 @@ class Sandbox:
 
         Args:
             ref: The version.
-            tenant: The tenant whose requests printed it; that of other tenants is hidden.
+            tenant: The tenant whose requests printed the text; text of other tenants is hidden.
 
         Returns:
             Text by occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.

@@ -88,13 +88,13 @@ class Work(msgspec.Struct, eq=False):
             take long.
         changes: The settings and parameters that `manage` changed, as JSON.
         kills: How often the work's cell was killed from outside while the work was its head.
-        hungry: How often such a cell held nearly all memory that it may use.
+        hungry: How often such a killed cell held nearly all memory that it may use.
         here: Whether the work must run on this machine, since a worker failed at it.
         avoided: The worker that must not get the work, since that worker's proposal failed.
         lost_workers: How often the work's worker was lost while the work was the head of a cell.
         snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
             policy's time.
-        spent: Whether a limit on its calls was reached.
+        spent: Whether a limit on the work's calls was reached.
         future: The future that gets the outcome; live consultations have none, since they are
             delivered.
     """

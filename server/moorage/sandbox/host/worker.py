@@ -102,7 +102,7 @@ class RemoteWorker(Spawner):
     """Makes cells on one node of Ray.
 
     Args:
-        up: The bridge's report of its start.
+        up: The bridge's report of the agent's start.
         limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
         make: Wraps a spawned process as a cell; see `Spawner`.

@@ -54,7 +54,7 @@ class Death:
 
     Args:
         cause: The cause of death, as a text.
-        innocent: Whether something else than the policy caused it.
+        innocent: Whether something else than the policy caused the death.
         held_mib: The most memory that the cell held, beyond the memory that it started with.
     """
 

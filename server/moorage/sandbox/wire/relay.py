@@ -88,7 +88,7 @@ class Closed(_Message, tag=19):
 
 
 class CellEnded(_Message, tag=20):
-    """The end of the cell's process; fields as in `sandbox.host.zygote.Death`."""
+    """Report the end of a cell's process; for the fields see `sandbox.host.zygote.Death`."""
 
     cell: int
     cause: str

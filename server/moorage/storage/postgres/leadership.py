@@ -384,7 +384,7 @@ def make_tables(connection: Connection, place: str) -> bool:
         Whether anything was changed.
 
     Raises:
-        StorageError: This role may not create tables, or a newer release created them.
+        StorageError: This role may not create tables, or a newer release created the tables.
     """
     try:
         with connection.transaction():

@@ -185,7 +185,7 @@ def connect_to_write(path: Path, place: str) -> sqlite3.Connection:
     """Open the file for writing, and create the tables in a new file.
 
     Raises:
-        StorageError: Another release made the file, it is not a ledger, or the disk is unfit.
+        StorageError: Another release made the file, the file is not a ledger, or the disk is unfit.
         sqlite3.Error: The file is damaged, or is not a database.
     """
     connection = connect(path)

@@ -264,7 +264,7 @@ def look(ledger: Path) -> Found:
     """Return a ledger's mark if the ledger has all facts up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Facts are missing, or no mark says how many there were.
+        StorageCorrupt: Facts are missing, or no mark has the number of facts.
         StorageError: The file is not a ledger of this release.
         sqlite3.Error: SQLite cannot read it.
     """

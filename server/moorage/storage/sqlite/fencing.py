@@ -22,7 +22,7 @@ class Fencing:
     """The reserved numbers of an open ledger, for one thread at a time.
 
     Attributes:
-        found: The file's contents before it was opened.
+        found: The contents of the file when it was opened.
 
     Raises:
         OSError: The file cannot be read or written.

@@ -152,7 +152,7 @@ class Reserve:
     """Disk space in reserve: on a full disk, granted leases can still end.
 
     Args:
-        path: File that occupies the reserved space; it is deleted when the disk is full.
+        path: File that occupies the reserved space; the file is deleted when the disk is full.
 
     Attributes:
         spent: Whether the space was freed, or the disk has no room for it.

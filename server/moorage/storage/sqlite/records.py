@@ -271,7 +271,7 @@ def look(path: Path) -> Found:
     """Return a catalog's mark if the catalog has all changes up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Changes are missing, or no mark says how many there were.
+        StorageCorrupt: Changes are missing, or no mark has the number of changes.
         StorageError: Another release wrote the catalog.
         sqlite3.Error: The file cannot be read.
     """
