@@ -52,7 +52,7 @@ class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like 
         super().__init__(
             reason
             or f"{place} is in use by {holder}: one ledger has one writer. "
-            "Stop that process, or give this one another data directory."
+            "Stop that process, or give this server another data directory."
         )
         self.place = place
         self.pid = pid

@@ -283,8 +283,8 @@ def _decode(content: bytes, shown: str) -> Files:
     if _CLASS not in files.get(ENTRY, b""):
         raise bad_code(
             f"{shown} serves no policy",
-            f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
-            " in base64, the reply says what is wrong",
+            f"a text or an archive that defines {_CLASS.decode()}; to learn what is"
+            " wrong, put the code into the document itself, as text or in base64",
         )
     return files
 

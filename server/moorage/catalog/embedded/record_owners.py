@@ -179,8 +179,8 @@ class RecordOwners:
         whose = f"tenant “{owner}”" if owner else "tenants that are not known"
         raise ServiceError(
             Code.TOO_LARGE,
-            f"the catalog would hold {whole} {what}, {own} of them of {whose}; it holds {most}, and"
-            f" more only of tenants with at most {most // TENANT_SHARE}: delete some first",
+            f"the catalog would hold {whole} {what}, {own} of them of {whose}; it may hold {most},"
+            f" and more only of tenants with at most {most // TENANT_SHARE}: delete some first",
             field="id",
             expected=f"at most {most} {what} in all, or {most // TENANT_SHARE} of one tenant",
             details={"of_all": whole, "of_tenant": own, "most": most},

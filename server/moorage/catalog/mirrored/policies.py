@@ -248,7 +248,7 @@ class PolicyMirror:
             Code.UNKNOWN_POLICY,
             f"{self._place} has no policy “{uri}” ({answer.message}).",
             field="policy_rule_uri",
-            expected="the URI of a policy that is registered there",
+            expected="the URI of a policy that this store has",
         )
 
     def _let_go(self, uri: str) -> None:

@@ -387,7 +387,7 @@ def grant_reason(lease: Lease) -> str:
     """Return one sentence on why a lease is at its place."""
     where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
     if lease.inherited:
-        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
+        return f"A similar workload was warm at {where}, where {lease.policy.uri} had put it."
     return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
 
 

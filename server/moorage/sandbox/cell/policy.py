@@ -328,8 +328,7 @@ class Policy:
             wrong = f"{name} must return its answer: write it without async and yield"
         if wrong and name == "management":  # Few callers use it, and the rest works without it.
             self.warnings.append(
-                f"{self._entry} line {line}: {wrong}; it is called with the parameters of its "
-                "definition"
+                f"{self._entry} line {line}: {wrong}; {name} gets the parameters that it names"
             )
         elif wrong:
             self._fault(wrong, self._entry, line)

@@ -466,7 +466,7 @@ class Sandbox:
             raise PolicyFault(refusal) from error
         snapshot = None if fleet is None else msgspec.msgpack.encode(fleet.snapshot())
         if len(packed) + len(overriding) > INPUT_BYTES_MAX:
-            reason = f"the policy's input has {len(packed) + len(overriding)} bytes; give it less"
+            reason = f"the policy's input has {len(packed) + len(overriding)} bytes; give less"
             expected = f"at most {INPUT_BYTES_MAX} bytes"
             raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
         work = Work("apply", code, tenant)

@@ -282,7 +282,7 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
             Code.POLICY_MEMORY,
             f"the policy's process was {death.cause} {work.kills} times while it held"
             f" {death.held_mib} MiB, of the {limits.memory_mib} that it may use: this machine has "
-            "less",
+            "less memory",
             expected="a policy that needs less memory, or a machine with more",
             details=details,
         )

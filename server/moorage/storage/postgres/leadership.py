@@ -110,7 +110,7 @@ class Leadership:
         if notice.severity_nonlocalized == "WARNING":
             self.fail(
                 f"{self.place} warned at a commit: {notice.message_primary}. Whether the commit "
-                "survives the loss of that machine is unknown. Start again: acknowledged changes "
+                "survives the loss of its machine is unknown. Start again: acknowledged changes "
                 "are safe."
             )
 

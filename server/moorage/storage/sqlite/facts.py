@@ -281,8 +281,8 @@ def look(ledger: Path) -> Found:
         if new and not found.exists and (given := read_mark(fencing_path(ledger), FENCING).first):
             raise StorageCorrupt(
                 place,
-                f"it is empty and {mark_path(ledger).name} is missing, and fencing numbers up to "
-                f"{given} were used or reserved",
+                f"the file is empty and {mark_path(ledger).name} is missing, and fencing numbers up "
+                f"to {given} were used or reserved",
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second old; so damage in the log is looked for, too.
@@ -303,7 +303,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
         return tables.is_new(place_of(ledger))
     except ForeignDatabaseError as no:
         if found.known:
-            raise StorageCorrupt(place_of(ledger), "it lacks the mark of a ledger") from no
+            raise StorageCorrupt(place_of(ledger), "the file lacks the mark of a ledger") from no
         raise
 
 

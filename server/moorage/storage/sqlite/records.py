@@ -167,8 +167,8 @@ class SqliteRecords:
             )
         except OSError as error:
             raise StorageError(
-                f"{self.place} cannot be opened: {error}; the data directory must be one that this "
-                "user may write to"
+                f"{self.place} cannot be opened: {error}; the data directory must be a folder "
+                "that this user may write to"
             ) from error
         with contextlib.ExitStack() as opened, translate_errors(self.place):
             opened.callback(mark.close)
@@ -280,7 +280,7 @@ def look(path: Path) -> Found:
         version = tables.refuse_format(place)
         changes = tables.commits() if version else 0
     if (found.exists or version) and not found.known:
-        finding = f"{found.doubt}, and the number of its changes is stored nowhere else"
+        finding = f"{found.doubt}, and the number of the catalog's changes is stored nowhere else"
         raise StorageCorrupt(place, finding)
     if changes < found.first:
         raise StorageCorrupt(

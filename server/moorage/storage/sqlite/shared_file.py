@@ -116,7 +116,7 @@ class SharedFile:
         """Create the table if it is missing; refuse the file of a newer release."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _FORMAT:
-            reason = f"format {version} is of a newer release; this one reads up to {_FORMAT}"
+            reason = f"format {version} is of a newer release; this release reads up to {_FORMAT}"
             raise sqlite3.DatabaseError(reason)
         connection.execute("PRAGMA synchronous = FULL")
         if not version:
