@@ -75,9 +75,7 @@ class CellSupply:
         """Return why a tenant gets no cell now, as a sentence; "" if it may get one."""
         held, share = self._count_and_share(tenant)
         if held >= max(share, 1):
-            return (
-                f"{held} evaluations of your tenant run, the most that may; end some"
-            )
+            return f"{held} evaluations of your tenant run, the most that may; end some"
         if self._busy_cells().total() >= self._cells_max:
             return f"all {self._cells_max} cells of this server are busy"
         return ""

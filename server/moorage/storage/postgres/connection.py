@@ -142,8 +142,8 @@ def translate_errors(place: str) -> Iterator[None]:
 def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
     """Convert one error of PostgreSQL into this package's error."""
     return StorageFailed(
-        f"{place} failed: {_words(error)}. Make sure that the database runs and has free space, then "
-        "start again: acknowledged changes are safe."
+        f"{place} failed: {_words(error)}. Make sure that the database runs and has free space, "
+        "then start again: acknowledged changes are safe."
     )
 
 

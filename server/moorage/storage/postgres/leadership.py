@@ -110,8 +110,8 @@ class Leadership:
         if notice.severity_nonlocalized == "WARNING":
             self.fail(
                 f"{self.place} warned at a commit: {notice.message_primary}. Whether the commit "
-                "survives the loss of its machine is unknown. Start again: acknowledged changes "
-                "are safe."
+                "survives the loss of the database's machine is unknown. Start again: acknowledged "
+                "changes are safe."
             )
 
     def take(self) -> None:

@@ -281,8 +281,8 @@ def look(ledger: Path) -> Found:
         if new and not found.exists and (given := read_mark(fencing_path(ledger), FENCING).first):
             raise StorageCorrupt(
                 place,
-                f"the file is empty and {mark_path(ledger).name} is missing, and fencing numbers up "
-                f"to {given} were used or reserved",
+                f"the file is empty and {mark_path(ledger).name} is missing, and fencing numbers "
+                f"up to {given} were used or reserved",
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second old; so damage in the log is looked for, too.
