@@ -83,7 +83,7 @@ def run_program(name: str, module: str) -> "NoReturn":
 
 
 def _import(name: str, module: str) -> "Any":
-    """Import a program's module. Ctrl-C ends the process: a half imported module may swallow it."""
+    """Import a program's module. Ctrl-C ends the process: half imported modules may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 
     def end(*_: object) -> "NoReturn":
@@ -161,7 +161,8 @@ def _put_standard_library_first() -> None:
 def _open_standard_streams(name: str) -> None:
     """Replace closed standard streams by /dev/null; have all streams escape what they cannot show.
 
-    Otherwise the next opened files would get the streams' numbers; libuv ends the process then.
+    Without open streams, the next files would get the streams' numbers, and libuv ends a process
+    with such files.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.

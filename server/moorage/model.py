@@ -373,7 +373,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to hold a placement until it is ended.
 
-    Used capacity is always computed from the existing leases, and never stored beside them.
+    Used capacity is always computed from the existing leases, and never stored beside the leases.
 
     Args:
         id: The id of the lease, and of the request that got it.

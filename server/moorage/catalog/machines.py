@@ -69,7 +69,7 @@ class Machines:
     ) -> tuple[str, str]:
         """Return the other node of the same machine, as `cluster/node`, and its cluster's owner.
 
-        Both are empty if there is none.
+        Both texts are empty if no other node has the machine.
         """
         for key in node.identity:
             twin = own.get(key)

@@ -166,7 +166,7 @@ class DocumentSearch:
     ) -> list[str] | None:
         """Return the only document that a condition matches, if it names a known id.
 
-        None: the condition is of another form, and the thread must evaluate it.
+        The result is None for a condition of another form, which the thread must evaluate.
         """
         name = text_at(condition, key)  # Documents are stored by this field.
         return [name] if name in entries and not self._closed else None

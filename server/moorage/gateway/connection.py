@@ -70,7 +70,7 @@ class GatewayConnection(ServerConnection):
         """Whether the client ended its side, or the connection was lost, while messages were
         unread."""
         self._large: Frame | None = None
-        """The last large message. The library holds it until the next frame comes."""
+        """The last large message. The library holds this message until the next frame comes."""
         self._queued_bytes = 0
         """Bytes of a large message that waits to be taken; nothing after it is read meanwhile."""
         self._taken_bytes = 0

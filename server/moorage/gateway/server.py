@@ -1,7 +1,7 @@
 """The WebSocket server: owns the sessions, delivers each answer to its session, stops cleanly.
 
-The daemon makes one, starts it, answers through `tell` and closes it. The gateway runs on the
-current event loop; all of its methods are called from that loop.
+The daemon makes one `Gateway`, starts it, answers through `tell` and closes it. The gateway runs on
+the current event loop; all of its methods are called from that loop.
 """
 
 import asyncio
@@ -207,7 +207,8 @@ class Gateway:
     async def close(self, *, patient: bool = True) -> None:
         """Stop: send all due replies, then close all sessions with 1012.
 
-        After `drain`, it takes at most twice `close_seconds_max`. A second call does nothing.
+        After `drain`, this call takes at most twice `close_seconds_max`. A second call does
+        nothing.
         """
         await self.drain(patient=patient)
         server, self._server = self._server, None
@@ -224,7 +225,7 @@ class Gateway:
         await server.wait_closed()
 
     def tell(self, to: Address, reply: bytes) -> None:
-        """Answer a message. Call it once per message; a session that is gone gets no answer.
+        """Answer a message, once per message; a session that is gone gets no answer.
 
         Args:
             to: The address that came with the message.

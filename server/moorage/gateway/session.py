@@ -380,7 +380,7 @@ class Session:
     # Out -----------------------------------------------------------------------------------
 
     def tell(self, number: int, reply: bytes) -> None:
-        """Answer a message.
+        """Answer one of the session's messages.
 
         Raises:
             AssertionError: The message has been answered, or never existed.

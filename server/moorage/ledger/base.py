@@ -110,8 +110,8 @@ class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
     """A write to the disk failed. The facts of that write may or may not be there.
 
     There is no retry: after a failed sync the kernel may have dropped the unwritten pages, and a
-    second sync would succeed without them. The process must end; the next one reads what the disk
-    really holds.
+    second sync would succeed without them. The process must end; the next process reads what the
+    disk really holds.
     """
 
 
@@ -165,7 +165,7 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """Readable facts, in order. The oldest may be pruned. Used from one event loop."""
+    """The readable facts of a ledger, in order. The oldest facts may be pruned."""
 
     @property
     def last_seq(self) -> int:
@@ -269,7 +269,8 @@ class Ledger(LedgerHistory, Protocol):
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
         The checkpoint is encoded and written in pieces, so that appends continue meanwhile. The
-        newest two checkpoints stay. A crash in the middle leaves the older ones as they were.
+        newest two checkpoints stay. A crash in the middle leaves the older checkpoints as they
+        were.
 
         Args:
             seq: The seq of an appended fact, not older than the last checkpoint's.

@@ -111,7 +111,8 @@ def _same(record: JsonObject) -> JsonObject:
 def _with_devices(record: JsonObject) -> JsonObject:
     """Return a cluster of the first version with the UUIDs of devices that its `identity` implies.
 
-    Its `identity` has the UUIDs of all devices in their order, and those that have instances.
+    The `identity` of a node has the UUIDs of all devices in their order, and of those that have
+    instances.
     """
     for node in record["cluster"]["nodes"]:
         keys = [key for key in node.get("identity", ()) if key.startswith(DEVICE)]
@@ -269,7 +270,7 @@ def is_sealed(row: FactRow) -> bool:
 
 
 def unseal(row: FactRow, place: str) -> LedgerEntry:
-    """Return a stored fact.
+    """Return the fact in a stored row.
 
     Raises:
         LedgerCorrupt: The row is not as it was written.

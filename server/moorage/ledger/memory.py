@@ -1,4 +1,4 @@
-"""The ledger in memory, for tests, trials and demonstrations. Its facts end with the process.
+"""The ledger in memory, for tests, trials and demonstrations. The facts end with the process.
 
 Facts pass the same codec and checks as on disk, so that a fact that the disk could not hold fails
 here, too. Each call yields to other tasks once, as if it waited for a disk.

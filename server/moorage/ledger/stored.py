@@ -1,6 +1,6 @@
 """The ledger in a database, which the daemon uses.
 
-A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside it.
+A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside the thread.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class StoredLedger(StoredHistory):
             raise LedgerFailed(str(self._failure))
 
     async def open(self, known: Position | None = None) -> Recovery:
-        """See `Ledger.open`.
+        """Open the ledger; see `Ledger.open`.
 
         Args:
             known: A follower's position: if the history continues from it, only newer facts are

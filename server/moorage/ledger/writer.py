@@ -64,7 +64,7 @@ class GroupCommit:
         self._finished: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
         """Facts that the thread has committed, and the event loop has not processed yet."""
         self._unsettled = 0
-        """Submitted jobs whose futures are not resolved yet. Only the event loop uses it."""
+        """Submitted jobs whose futures are not resolved yet. Only the event loop counts them."""
         self._seconds = 0.0
         """How long the latest commit of facts took."""
         # A daemon thread: a disk that hangs must not keep the process from ending.

@@ -361,7 +361,7 @@ class NodeInventory:
     def changed_since(self, version: int) -> list[int] | None:
         """Return the rows that changed after `version`, oldest change first, each once.
 
-        None: the caller must read all rows, since it is too far behind, or the inventory changed.
+        The result is None if the caller is too far behind, or the inventory changed: read all rows.
         """
         return None if version < self._layout_version else self.rows_since(version)
 

@@ -60,7 +60,7 @@ def fleet_shares(
 class KindCopies:
     """How many copies of each kind a node could hold without other kinds, by a formula.
 
-    The formula ignores memory. A kind with several GPUs needs whole ones.
+    The formula ignores memory. A kind with several GPUs needs whole GPUs.
 
     Args:
         kinds: Kinds of request with GPUs.

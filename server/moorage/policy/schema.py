@@ -1,6 +1,7 @@
 """The schemas of PolicyRule documents, and checks of values against them.
 
-This module reads the two dialects that authors write. The documented one has one entry per field:
+This module reads the two dialects that authors write. The documented dialect has one entry per
+field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}

@@ -117,11 +117,11 @@ class MixLearner:
     """The mix of a fleet without a description: assumed at first, then learnt from requests.
 
     The policy's `context`, which outlives the policy's instance, has `seen`: a count and the sum of
-    the demanded memory by kind. It is updated once per `BATCH` requests, since the server has to
-    transfer a changed context. A copy of `seen` becomes `used`, the mix in use, each time the count
-    has doubled (from `COUNT_MAX` on: was halved), even if the mix hardly changed: large requests
-    are rare, and a later update refused more of them in measurements. `used` is in the context,
-    too, so that a new instance continues with the same mix.
+    the demanded memory by kind. `seen` is updated once per `BATCH` requests, since the server has
+    to transfer a changed context. A copy of `seen` becomes `used`, the mix in use, each time the
+    count has doubled (from `COUNT_MAX` on: was halved), even if the mix hardly changed: large
+    requests are rare, and a later update refused more of them in measurements. `used` is in the
+    context, too, so that a new instance continues with the same mix.
     """
 
     BATCH: Final = 64

@@ -1,7 +1,7 @@
 """Records the holders of a served pool's slots, and when each hold ends.
 
 A checkout may name a process and a time. The holding ends when the process dies or when the time is
-up, whichever comes first. All of this code runs in one event loop.
+up, whichever comes first. The module's code runs in one event loop.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
-`moorage pool serve` runs it. Only the user who made the socket's file may use it. A lock file
-beside the socket stops a second server at the same address, so no slot is checked out twice.
+`moorage pool serve` runs this module. Only the user who made the socket's file may use it. A lock
+file beside the socket stops a second server at the same address, so no slot is checked out twice.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The connection between an agent and its server, frame by frame. Agent and server use it."""
+"""The connection between an agent and its server, frame by frame, for agent and server."""
 
 from contextlib import suppress
 from typing import Final

@@ -3,9 +3,9 @@
 The client's import of `kubectl get nodes -o json` and the backend that watches a cluster call this
 module, so both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
 have (`status.allocatable`, else `status.capacity`). Devices are the resources of a device plugin:
-resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Their
-model and memory are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put on
-the node.
+resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Model
+and memory of devices are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put
+on the node.
 """
 
 import re
@@ -239,7 +239,7 @@ class NodeReading:
 def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
     """Remove machine ids that several nodes share, as copies of a disk do; count these nodes.
 
-    Such an id does not identify a machine, and the server registers no machine twice.
+    An id of several nodes does not identify a machine, and the server registers no machine twice.
     """
     found = list(nodes)
     known = Counter(node.get("machineId") for node in found)

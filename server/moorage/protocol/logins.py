@@ -30,7 +30,7 @@ class Login:
 
 
 class Logins(Protocol):
-    """The logins of all persons."""
+    """The logins of all persons to the console."""
 
     def enter(self, token: str, id_token: str | None = None) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.

@@ -167,7 +167,7 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
 
 
 class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
-    """End a lease. Without `token`, it must be a lease of the caller's own tenant.
+    """End a lease. Without `token`, the lease must be of the caller's own tenant.
 
     With `dry_run`, nothing ends, and `reasons` of the reply names the requests that would be served
     next. The leases in `beside` are assumed to end, too.
@@ -360,7 +360,7 @@ class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
 
     If there is no output at the offset yet, the reply waits up to `wait_seconds` for it. Each start
     of the workload has its own output and offsets; `attempt` 0 means the last start. Only `base64`
-    returns output that is not UTF-8 unchanged. Without `token`, it must be a lease of the caller's
+    returns output that is not UTF-8 unchanged. Without `token`, the lease must be of the caller's
     own tenant.
     """
 
@@ -487,7 +487,7 @@ _carry: Final = msgspec.msgpack.Encoder().encode
 
 
 def decode(frame: str | bytes) -> Message:
-    """Read one message.
+    """Read one message of a client.
 
     `adhoc` (any truthy value) makes it an `AllocationRequest`, else `op` an operation, else
     `input` a `BlockRequest`.

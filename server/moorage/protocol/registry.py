@@ -101,14 +101,14 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
 
 class ExecutorDocuments(DocumentCollection, Protocol):
-    """Documents of executors."""
+    """The stored documents of executors."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
         """Store a new executor document of a tenant; errors as in `DocumentCollection.create`."""
 
 
 class Metrics(Protocol):
-    """Metrics documents of clusters."""
+    """The stored metrics documents of clusters."""
 
     async def put(self, document: Document) -> tuple[Document, bool]:
         """Store the metrics of the cluster `document["clusterId"]`, even of an unknown cluster.
@@ -183,7 +183,7 @@ class BlockDocuments(Protocol):
     def owner(self, kind: BlockKind, block_id: str) -> str | None:
         """Return the owner of a document; for metrics, the owner of their block if it exists.
 
-        Empty: the owner was not recorded. None: there is no such document.
+        Empty: the owner was not recorded. None: the document does not exist.
         """
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:

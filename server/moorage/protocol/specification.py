@@ -1,7 +1,7 @@
 """Specifies the WebSocket for programs: JSON Schemas of all messages, and AsyncAPI.
 
-The schemas are generated from the types in `messages` and `records.replies`. `web` serves them; the
-TypeScript client is generated from them.
+The schemas are generated from the types in `messages` and `records.replies`. `web` serves the
+schemas; the TypeScript client is generated from them.
 """
 
 import inspect

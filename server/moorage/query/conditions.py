@@ -125,7 +125,7 @@ def text_at(condition: Condition, path: str) -> str:
 def restrict(condition: Condition, path: str, values: Iterable[str]) -> Condition:
     """Return a condition that also requires one of `values` at `path`.
 
-    This is how the answer of a companion query enters the main one: the `clusterId` of the metrics
+    So the answer of a companion query enters the main query: the `clusterId` of the metrics
     documents found become `id IN […]` of the cluster query.
     """
     return AllOf((Among(Path(path), tuple(values)), condition))

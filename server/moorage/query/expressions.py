@@ -5,8 +5,8 @@ The language: characters, `.`, `[a-z]`, `[^…]`, `\d \w \s` and their capitals,
 Look-around, back references and flags within the pattern are refused. `parse` calls `expression`.
 
 A pattern becomes a tree, the tree a machine with free moves, and the machine a deterministic table
-by the subset construction. That step can grow exponentially, so it is counted and refused where it
-takes more than `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
+by the subset construction. The construction can grow exponentially, so its steps are counted and
+refused above `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
 """
 
 from collections.abc import Iterable

@@ -272,7 +272,7 @@ class Parser:
             raise wrong(value, "a JSON value with finite numbers", place)
 
     def path(self, value: JsonValue, place: str) -> Path:
-        """Check a path."""
+        """Return a path of a query, or refuse it."""
         if not isinstance(value, str):
             raise wrong(value, "a path (a text)", place)
         parts = value.split(".")

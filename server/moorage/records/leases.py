@@ -1,7 +1,7 @@
 """The lease and its workload on the wire: in replies, listings, news and clients.
 
-Only `Lease.of` converts the core's lease to this one. The wire omits fields at their defaults, and
-a client that decodes the lease restores them.
+Only `Lease.of` converts the core's lease to this lease. The wire omits fields at their defaults,
+and a client that decodes the lease restores them.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NEVER: Final = 0.0
 
 
 class NodeName(Struct, frozen=True):
-    """A node by name."""
+    """The name of a node, with the name of its cluster."""
 
     cluster_id: str
     node_id: str

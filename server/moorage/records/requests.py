@@ -1,6 +1,6 @@
 """The parts of messages: resources, terms of a lease, its workload, and quotas.
 
-Only `messages` reads them; the types of the fields are in `fields`.
+Only `messages` reads these parts; the types of the fields are in `fields`.
 """
 
 from typing import Annotated

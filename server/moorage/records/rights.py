@@ -13,7 +13,7 @@ from moorage.model import Tenant
 
 
 class Role(StrEnum):
-    """The role of a token. Each of the first five includes the rights of those before it."""
+    """The role of a token. Each of the first five includes the rights of earlier roles."""
 
     VIEWER = "viewer"
     CLIENT = "client"

@@ -122,8 +122,8 @@ class Election(Protocol):
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
 
-        Otherwise note that this server stands by, and read which server leads. The call returns
-        after a short while, or as soon as the leader leaves.
+        If another server leads, note that this server stands by, and read which server leads. The
+        call returns after a short while, or as soon as the leader leaves.
 
         Raises:
             StorageError: The database cannot be used, now or at all.
@@ -210,7 +210,7 @@ class Facts(Protocol):
         """Return the seq of the last fact that was pruned; 0 if no fact was pruned."""
 
     def oldest_at(self) -> float:
-        """Return when the oldest fact was appended, in Unix seconds. There must be a fact."""
+        """Return when the oldest fact was appended, in Unix seconds. There is at least one fact."""
 
     def chain_of(self, seq: int) -> int | None:
         """Return the chain checksum of a fact; 0 before the first fact, None for a missing fact."""
@@ -227,7 +227,7 @@ class Facts(Protocol):
         """
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
-        """Delete some of the oldest facts. Return whether there are more to delete.
+        """Delete some of the oldest facts. Return whether more facts are to be deleted.
 
         Args:
             limit: Facts from this seq on stay.
@@ -341,7 +341,7 @@ class FactStore(FactReading, Protocol):
     def upkeep(self) -> float | None:
         """Do the upkeep that is due; return the seconds until the next upkeep, None: never.
 
-        Called after commits, and then from time to time.
+        The writer calls this after commits, and then from time to time.
 
         Raises:
             StorageFailed: A write failed; nothing more may be committed.
@@ -417,7 +417,7 @@ class RecordTable(Protocol):
 
 
 class RecordStore(Protocol):
-    """The records of one catalog. One thread opens and uses it."""
+    """The records of one catalog. One thread opens and uses the store."""
 
     @property
     def place(self) -> str:

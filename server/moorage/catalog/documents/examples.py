@@ -1,8 +1,8 @@
 """Reads a policy's own examples from its document and archive, and checks answers.
 
 `daemon.publishing.vetting` reads them, and runs them in a cell before the policy is registered.
-They are in `metadata.examples` of the document, or in `examples.json` beside `function.py`: a list
-of objects
+Examples are in `metadata.examples` of the document, or in `examples.json` beside `function.py`: a
+list of objects
 
     {"name": "two GPUs of one node",
      "request": {"inputs": {}, "resources": {"gpus": 2}},

@@ -234,7 +234,7 @@ def _read(
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
     """Return the author's name for the policy's entry file, for messages and tracebacks.
 
-    If there are several Python files, this is `function.py`.
+    Among several Python files, the entry file is `function.py`.
     """
     if any(path.endswith(".py") and path != ENTRY for path in files):
         return ENTRY

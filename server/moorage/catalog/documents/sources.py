@@ -210,7 +210,7 @@ class CodeSources:
         return addresses
 
     def files(self, code: str, fetched: bytes | None) -> Files:
-        """Return the files of `code`. Blocking: call it in the catalog's thread.
+        """Return the files of `code`. This call blocks: use the catalog's thread.
 
         Raises:
             ServiceError: `bad_policy` or `too_large`.

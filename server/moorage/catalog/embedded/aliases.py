@@ -196,7 +196,7 @@ def name_of(uri: str) -> str:
 
 
 class Aliases:
-    """All aliases, in memory and in the catalog's file. Read it on the event loop."""
+    """All aliases, in memory and in the catalog's file. Read them on the event loop."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -207,7 +207,7 @@ class Aliases:
         return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
-        """Return whether `given` is an alias or a bare policy name with one. Called per request."""
+        """Return whether `given` is an alias or a bare policy name with one. For each request."""
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:

@@ -95,7 +95,7 @@ class RecordOwners:
             each.clear()
 
     def begin(self) -> None:
-        """Begin a transaction."""
+        """Begin a transaction, whose changes `undo` undoes."""
         self._before.clear()
 
     def undo(self) -> None:

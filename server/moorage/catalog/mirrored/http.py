@@ -150,7 +150,7 @@ class Breaker:
 
 
 class Service:
-    """A client of one external service. The owner must close it.
+    """A client of one external service. The owner must close the client.
 
     Args:
         name: The service's name in messages, e.g. `cluster registry`.

@@ -2,7 +2,7 @@
 
 `catalog.opening` uses one of these classes in place of each embedded part with a configured
 service. Mirrored documents are in the same memory as embedded ones, and the same code reads them.
-They differ in how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
+The two differ in how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
 clients must change them at their service.
 """
 

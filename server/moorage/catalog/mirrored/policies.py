@@ -1,7 +1,7 @@
 """Copies policies from an external policy store; a copy above its maximal age is not used.
 
-`catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. Its policies are prepared
-like uploads: only a jail compiles and runs them.
+`catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. The store's policies are
+prepared like uploads: only a jail compiles and runs them.
 
 A policy's own examples run here, too, but no request waits for them. If they fail, the policy is
 still used, since the store accepted it and other servers use it; each answer then has a warning.
@@ -44,8 +44,8 @@ def _now() -> float:
 class _Remembered:
     """A policy in memory: its content, and the times of its last request and answer.
 
-    `wanted`: an allocation request has used it since it was last read. `doubt`: why its examples
-    fail.
+    `wanted`: an allocation request has used the policy since it was last read. `doubt`: why
+    the policy's examples fail.
     """
 
     record: PolicyRecord

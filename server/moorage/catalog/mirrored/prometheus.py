@@ -1,9 +1,9 @@
 """Reads metrics of the fleet periodically from a Prometheus server into the catalog.
 
-The daemon starts it if `prometheus_url` is set. A round is a fixed number of instant queries, each
-for the whole fleet of any size. Documents are written as if a client had posted them, so policies,
-filters and `/cluster/query` see them; they have `source`, `timestamp` and `stale`. If Prometheus
-does not answer, the last values stay, with `stale: true` once they are too old.
+The daemon starts the poller if `prometheus_url` is set. A round is a fixed number of instant
+queries, each for the whole fleet of any size. Documents are written as if a client had posted them,
+so policies, filters and `/cluster/query` see them; they have `source`, `timestamp` and `stale`. If
+Prometheus does not answer, the last values stay, with `stale: true` once they are too old.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Judges each part of a policy's answer to a request that combines several demands.
 
 A part that cannot be granted is replaced by the reason; the other parts stay valid. A gang is
-granted whole or not at all; `verification` judges it.
+granted whole or not at all; `verification` judges the gang.
 """
 
 from moorage.core.fit.verification import Unsound, verify

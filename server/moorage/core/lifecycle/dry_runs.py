@@ -1,4 +1,4 @@
-"""Dry runs: predicts the effect of an operation, and changes nothing. The allocator calls it."""
+"""Dry runs: predicts the effect of an operation, and changes nothing; the allocator calls it."""
 
 from dataclasses import dataclass
 

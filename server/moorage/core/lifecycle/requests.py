@@ -51,7 +51,7 @@ waiter's policy is consulted until the deadline, as each conflict means that ano
 grant."""
 FAULTS_MAX: Final = 6
 """Consultations in a row that may fail for a queued lease through no fault of the lease, before the
-lease ends. With the pauses between them, this takes a minute."""
+lease ends. With the pauses between these consultations, that takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
 """Seconds of a queued lease's first pause after a fault; each later pause is twice as long."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
@@ -236,7 +236,7 @@ class Requests:
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
         """Pause a queued lease whose policy could not answer; return whether it pauses.
 
-        Such a fault is not the lease's, and the lease was granted before.
+        The lease is not at fault, and was granted before.
         """
         ask = pending.ask
         waiter = self._state.waiting.get(ask.id)

@@ -1,7 +1,7 @@
 """Open requests, being decided or in the queue, and the sessions that wait for their answers.
 
 `OpenRequests` owns all data of a request between its arrival and its answer. Other parts of the
-core read and change it; it calls none of them.
+core read and change the data; `OpenRequests` calls none of these parts.
 """
 
 from collections import Counter

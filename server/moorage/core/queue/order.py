@@ -1,8 +1,8 @@
 """The order of the queue: priority, then fair share, then age; similar waiters are checked once.
 
 An index of the waiters in `State.waiting` that do not pause. The order is built at start and
-updated with each change, made here or by another server. When capacity grows, `Backfill` asks it
-which waiters are next; nothing is polled.
+updated with each change, made here or by another server. When capacity grows, `Backfill` asks this
+index which waiters are next; nothing is polled.
 """
 
 import heapq
@@ -348,7 +348,7 @@ class WaitingQueue:
     def quota_reservation(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
         """Return how much of an account's quota another request reserves, and that request.
 
-        That request was overtaken too often. None: nothing is reserved.
+        The reserving request was overtaken too often. None: no request reserves quota.
         """
         row = self._ranking.claims().get(self._state.accounts.number(account))
         if row is None:

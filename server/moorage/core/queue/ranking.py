@@ -372,7 +372,7 @@ class Ranking:
     def take_over_quota(self, many: int) -> list[int]:
         """Return and forget the classes that `servable` found over their quota, at most `many`.
 
-        There are such classes only while a warm lease could be evicted for them.
+        Only classes for which a warm lease could be evicted are found.
         """
         if not self._found_over:
             return []
@@ -405,8 +405,8 @@ class Ranking:
     def claims(self) -> dict[int, int]:
         """Return, by account number, the row of the class that reserves the account's quota.
 
-        This is the first class that was overtaken too often and fits into its own quota; it
-        reserves no borrowed quota.
+        The reserving class is the first one that was overtaken too often and fits into its own
+        quota; a class reserves no borrowed quota.
         """
         accounts, classes = self._state.accounts, self._classes
         claims: dict[int, int] = {}
@@ -473,8 +473,9 @@ class Ranking:
     ) -> int | None:
         """Return the oldest class whose first waiter a grant overtakes.
 
-        That waiter came earlier, has no lower priority, and is not overdue yet. The waiter might
-        fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses, too.
+        An overtaken waiter came earlier, has no lower priority, and is not overdue yet. The waiter
+        might fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses,
+        too.
 
         Args:
             nodes: The granted nodes.

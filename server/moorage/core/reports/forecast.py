@@ -299,7 +299,7 @@ class _Course:
     def _parts_reserved(self, row: int, needs: _Class, moment: float) -> Placement | None:
         """Return the part of a node that others reserve during a lease that begins at `moment`.
 
-        None: others reserve the whole node.
+        The result is None if others reserve the whole node.
         """
         until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
         parts = [

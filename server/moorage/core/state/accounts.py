@@ -330,8 +330,8 @@ class Accounts:
     def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
         """Return the amounts that accounts may still hold: int64 `[accounts, resources]`.
 
-        This is the rest of their own quota, plus the unused quota that others of their group lend,
-        up to their own limit on borrowing.
+        The amounts are the rest of the accounts' own quota, plus the unused quota that others of
+        their group lend, up to their own limit on borrowing.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.

@@ -1,7 +1,7 @@
 """Records where capacity grew, so that the queue checks only those places.
 
-`State` adds places as it applies facts. The queue reads them to find waiters that may be served
-now.
+`State` adds places as it applies facts. The queue reads these places to find waiters that may be
+served now.
 """
 
 from collections.abc import Iterable, Iterator

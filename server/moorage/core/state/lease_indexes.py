@@ -1,6 +1,6 @@
 """Indexes of leases: those with anti-affinity, and those with lost devices.
 
-Both are parts of `State`; only `apply` changes them.
+Both indexes are parts of `State`; only `apply` changes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator

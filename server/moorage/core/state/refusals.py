@@ -369,7 +369,7 @@ def lease_over(lease: Lease) -> Refusal:
 
 
 def no_cursor(after: str) -> Refusal:
-    """The cursor is invalid."""
+    """The cursor is not the `next` of a page of the list."""
     reason = f"after: “{after[:40]}” is not the `next` of a page of this list."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
 

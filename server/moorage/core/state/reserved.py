@@ -1,4 +1,4 @@
-"""Reservations, by node and time. A part of `State`; only `apply` changes it."""
+"""Reservations, by node and time: a part of `State`, which only `apply` changes."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

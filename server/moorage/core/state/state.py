@@ -1,4 +1,4 @@
-"""The state of the allocator. Only `apply` changes it, and only by a fact.
+"""The state of the allocator, which only `apply` changes, and only by a fact.
 
 `Allocator` and the ledger's checkpoints are the callers. The state follows from the facts alone, so
 a replayed ledger gives the same state in every release.
@@ -157,8 +157,8 @@ class State:
         """The inventory in columns; its free amounts exclude the shares of leases.
 
         The first read after a change of the inventory updates it: the rows of a few changed
-        clusters are replaced, and ten thousand changed clusters cost one rebuild. The object stays
-        the same, since the cells' feeds refer to it.
+        clusters are replaced, and ten thousand changed clusters cost one rebuild. The fleet stays
+        the same object, since the cells' feeds refer to it.
         """
         if self._fleet_behind:
             behind, self._fleet_behind = self._fleet_behind, {}
@@ -320,7 +320,7 @@ class State:
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
-    """Make `fact` true. The only function that changes a `State`."""
+    """Change the state as a fact says; no other function changes a `State`."""
     match fact:
         case Granted():  # The first two are nearly all that there are.
             _grant(state, fact.lease, fact.overtakes)

@@ -22,14 +22,14 @@ class TenantLoads:
         self._of: dict[Tenant, tuple[int, int]] = {}
 
     def add(self, ask: Ask) -> None:
-        """Count a request."""
+        """Count a request for its tenant."""
         count, size = self._of.get(ask.tenant, (0, 0))
         self._of[ask.tenant] = count + 1, size + ask.size
         self.count += 1
         self.bytes += ask.size
 
     def remove(self, ask: Ask) -> None:
-        """Stop counting a request."""
+        """Stop counting a request for its tenant."""
         count, size = self._of.pop(ask.tenant)
         if count > 1:
             self._of[ask.tenant] = count - 1, size - ask.size

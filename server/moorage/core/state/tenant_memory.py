@@ -1,8 +1,8 @@
 """Selects which tenant's entry is forgotten first when too many are stored.
 
-This is the oldest entry of the tenant with most entries, so a tenant cannot displace entries of a
-tenant with fewer. `State` uses it for ended leases, `TurnWriter` for decisions, `daemon.history`
-for refusals.
+The first is the oldest entry of the tenant with most entries, so a tenant cannot displace entries
+of a tenant with fewer. `State` uses this class for ended leases, `TurnWriter` for decisions,
+`daemon.history` for refusals.
 """
 
 from collections import OrderedDict

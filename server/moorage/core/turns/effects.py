@@ -1,6 +1,6 @@
 """Effects: answers, and orders that are carried out once the facts of a turn are durable.
 
-A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
+A closed union of frozen records, as `events` and `facts` are. The daemon carries the effects out.
 """
 
 from typing import Final
@@ -59,8 +59,8 @@ class Respond(msgspec.Struct, frozen=True, gc=False):
 class Consult(msgspec.Struct, frozen=True, gc=False):
     """Consult the policy of `ask` for a proposal.
 
-    It may be sent before the facts of its turn are durable: a cell has no way to pass the question
-    on, and the answer comes back as an event.
+    A `Consult` may be sent before the facts of its turn are durable: a cell has no way to pass the
+    question on, and the answer comes back as an event.
 
     Args:
         reserved: Excluded nodes, which the policy sees as full.
@@ -83,8 +83,8 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 class Look(msgspec.Struct, frozen=True, gc=False):
     """Check whether a workload that a lease takes over is ready.
 
-    It may be sent before the facts of its turn are durable: no client sees it, and the answer comes
-    back as an event. `Start` follows in any case, and checks again.
+    A `Look` may be sent before the facts of its turn are durable: no client sees it, and the answer
+    comes back as an event. `Start` follows in any case, and checks again.
     """
 
     lease: Lease

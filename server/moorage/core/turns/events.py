@@ -105,7 +105,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionLost(msgspec.Struct, frozen=True, gc=False):
-    """A socket closed. Its requests without an answer or a place in the queue are dropped."""
+    """A session's socket closed: its requests without an answer or a queue place are dropped."""
 
     session: SessionId
 
@@ -142,7 +142,7 @@ class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload ended by itself; fields: see `WorkloadFailed`.
 
     The backend remembers this end until it gets the order to stop the workload, which follows once
-    the end is durable. If it forgot earlier, a crash would start the workload again.
+    the end is durable. If the backend forgot it earlier, a crash would start the workload again.
     """
 
     lease: RequestId

@@ -1,7 +1,7 @@
 """One turn of the core: its facts and effects, and the writer that all parts of the core share.
 
-The allocator begins a turn at every event, and the daemon commits it. Only `record` applies a fact
-and adds it to the turn.
+The allocator begins a turn at every event, and the daemon commits the turn. Only `record` applies a
+fact and adds it to the turn.
 """
 
 from typing import Final

@@ -36,7 +36,7 @@ class DocumentCache:
         """How many documents of a kind to prefetch next; 0: none, since prefetch did not help."""
 
     def begin(self, order: Callable[[], Sequence[str]]) -> None:
-        """Begin an evaluation.
+        """Prepare the cache for an evaluation.
 
         Args:
             order: Returns the evaluation's candidates, in the order in which policies go through

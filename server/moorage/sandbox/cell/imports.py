@@ -168,8 +168,8 @@ def display_name(name: str, entry: str) -> str:
 def _importer() -> FrameType | None:
     """Return the line of the policy that runs the current import.
 
-    None if a library imports, as Python's own do at their first use: then a missing module must
-    raise an error.
+    The result is None if a library imports, as Python's own libraries do at their first use: then a
+    missing module must raise an error.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Only frames show it.
     while frame is not None:

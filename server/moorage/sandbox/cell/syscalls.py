@@ -1,4 +1,4 @@
-"""The system calls of a cell, as a seccomp filter assembled by hand. Called by `jail` alone.
+"""The system calls of a cell, as a seccomp filter assembled by hand. Only `jail` calls this module.
 
 The filter has three answers. A call that a cell needs is allowed, some only with harmless
 arguments. A call that innocent code attempts (`open`, `socket`, starting a thread) fails with

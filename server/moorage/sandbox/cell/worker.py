@@ -251,7 +251,7 @@ class Worker:
         self._keeping = keeping
 
     def manage(self, frame: frames.RunManagement) -> frames.Result | frames.Failed:
-        """Run a management command."""
+        """Run a management command; return the frame with its answer."""
         self._nonce, self._spent = frame.nonce, ""
         self._tenant = None
         self._keeping = False

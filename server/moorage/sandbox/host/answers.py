@@ -1,7 +1,7 @@
 """The host's answers to a cell's calls: a literal list of allowed calls and their receivers.
 
-Used by `channel`. The host does not trust the cell: a name that is not on the list means that the
-policy itself writes to the channel, and its cell is killed.
+`channel` uses this module. The host does not trust the cell: a name that is not on the list means
+that the policy itself writes to the channel, and its cell is killed.
 """
 
 import contextlib

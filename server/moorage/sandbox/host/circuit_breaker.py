@@ -1,4 +1,4 @@
-"""Refuses policies that hang too often, for a while and per tenant. Used by `pool`.
+"""Refuses policies that hang too often, for a while and per tenant. For `pool`.
 
 Each stop of a policy that never returns costs other policies a kill, a fork and a jail. So if
 evaluations for one tenant are stopped at their deadline again and again, the policy's circuit opens
@@ -6,9 +6,9 @@ for that tenant, longer each time: its requests are refused at once. Other tenan
 before, since the cause may be the first tenant's input. Callers that stand for many tenants are
 served, too.
 
-Each version and tenant has a leaky bucket. An overrun adds one; answers and time drain it. So a
-policy that hangs at every other request is refused nearly as soon as one that always hangs. A
-policy that hangs at one request in a hundred, or once a minute, is never refused.
+Each version and tenant has a leaky bucket. An overrun adds one to the bucket; answers and time
+drain it. So a policy that hangs at every other request is refused nearly as soon as one that always
+hangs. A policy that hangs at one request in a hundred, or once a minute, is never refused.
 """
 
 import math

@@ -70,7 +70,7 @@ class CallRefusedError(Exception):
 class Guard(Protocol):
     """The checks of a policy's schemas; the daemon passes them for policies with schemas.
 
-    The host applies them, since a cell could forge the result.
+    The host applies the checks, since a cell could forge the result.
     """
 
     def overrides(
@@ -90,7 +90,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class PolicyCode:
-    """One policy version as the registry stores it. The server never compiles or parses it.
+    """One policy version as the registry stores it. The server never compiles or parses the code.
 
     Args:
         files: The content of each file, by its path in the archive. `function.py` is the entry;

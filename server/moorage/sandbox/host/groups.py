@@ -1,4 +1,4 @@
-"""The cells of one policy, the work that waits, and the tenant served next. Used by `pool` alone.
+"""The cells of one policy, the work that waits, and the tenant served next. Only for `pool`.
 
 Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
 them. Tenants take turns at shared cells, and a tenant with long evaluations never has all of them:

@@ -1,8 +1,9 @@
 """Assigns work to cells, and replaces cells; `deaths` says what follows the death of a cell.
 
-Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
-goes into a pipe when that cell is quick and has room. So a slow evaluation holds up only the work
-that already waits after it in the pipe. Policies share nothing here but the count of cells.
+`sandbox` uses this module. Work is bound to a cell as late as possible: it waits in its policy's
+backlog and goes into a pipe when that cell is quick and has room. So a slow evaluation holds up
+only the work that already waits after it in the pipe. Policies share nothing here but the count of
+cells.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ STALE_LOOK_SECONDS: Final = 0.5
 
 
 class CellPool(CellsAndDeaths):
-    """All cells and their work.
+    """Assigns work to cells, and replaces cells that end.
 
     Args:
         fleet: Read when a frame is built.
@@ -475,8 +476,8 @@ class CellPool(CellsAndDeaths):
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused in any state of the fleet.
 
-    Then the policy or the worker is at fault; the evaluation is repeated on the machine of the
-    daemon, which shows which of both is at fault.
+    For such an answer the policy or the worker is at fault. The evaluation is repeated on the
+    machine of the daemon, which shows which of both it is.
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

@@ -1,6 +1,7 @@
 """Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
 
-Used by `pool`. A cell leaves here jailed and empty; this module does not know its later use.
+`pool` uses this module. A cell leaves here jailed and empty; this module does not know its later
+use.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One task of a cell, and the texts of its failures. Used by `channel` and `pool`."""
+"""One task of a cell, and the texts of its failures. For `channel` and `pool`."""
 
 import asyncio
 import os
@@ -262,7 +262,8 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
     """Record that a cell was killed from outside; return why its work is not repeated, or None.
 
     A single kill proves nothing, such as on a machine without free memory: work without effects is
-    repeated once elsewhere. If its cells held nearly all their memory, the policy is at fault.
+    repeated once elsewhere. If the work's cells held nearly all their memory, the policy is at
+    fault.
     """
     repeatable = work.repeatable
     work.calls, work.calls_seconds, work.spent = 0, 0.0, False

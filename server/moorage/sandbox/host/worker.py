@@ -1,8 +1,8 @@
 """The daemon's side of a worker: an agent on a node of Ray that forks cells.
 
-Used by `workers`. A cell on a worker is an ordinary `channel.Cell`: it gets the same frames, and
-its messages get the same checks. Of the agent's reports only the grammar is checked, and an agent
-that violates it loses all its cells.
+`workers` uses this module. A cell on a worker is an ordinary `channel.Cell`: it gets the same
+frames, and its messages get the same checks. Of the agent's reports only the grammar is checked,
+and an agent that violates it loses all its cells.
 """
 
 import asyncio

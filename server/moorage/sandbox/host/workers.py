@@ -1,4 +1,4 @@
-"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
+"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. For `pool`.
 
 The daemon never imports the library `ray`. A separate process, the bridge, connects to Ray and
 starts an agent on each node. The daemon kills the bridge if it hangs and restarts it if it ends.

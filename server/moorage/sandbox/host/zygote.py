@@ -1,7 +1,7 @@
 """The host's end of the zygote: starts it, orders cells, and gets reports of their ends.
 
-Used by `pool`. The zygote is exec'd, not forked, with an empty environment, so it shares nothing
-with the server but one SEQPACKET socket.
+`pool` uses this module. The zygote is exec'd, not forked, with an empty environment, so it shares
+nothing with the server but one SEQPACKET socket.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _PROGRAM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a cell.
+    """How a cell ended.
 
     Args:
         cause: The cause of death, as a text.

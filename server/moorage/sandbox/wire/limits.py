@@ -1,7 +1,7 @@
 """All limits of the sandbox: those that settings can change (`Limits`), and fixed ones.
 
-The host enforces them. The zygote and the cells get them, too, and apply them first, so that an
-honest policy gets a clear error instead of a killed process.
+The host enforces the limits. The zygote and the cells get them, too, and apply them first, so that
+an honest policy gets a clear error instead of a killed process.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ KEPT_SHARE_MAX: Final = 0.25
 DECODED_SHARE_MAX: Final = 1 / 64
 """Largest share of a cell's memory for documents decoded at one time, in packed bytes.
 
-As Python's objects they take up to ten times as much."""
+As Python's objects, documents take up to ten times as much."""
 AHEAD_MIN, AHEAD_MAX = 16, 1024
 """Documents that a cell prefetches with one that it needs: first number, and maximum."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 16 << 10, 1 << 20

@@ -1,4 +1,4 @@
-"""The tables of a ledger in a SQLite file. `storage.sqlite.facts` and `ledger.walk` use them."""
+"""The tables of a ledger in a SQLite file, for `storage.sqlite.facts` and `ledger.walk`."""
 
 import sqlite3
 import zlib

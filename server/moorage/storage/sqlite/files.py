@@ -99,7 +99,7 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
 
 
 def keep_log(connection: sqlite3.Connection, place: str) -> None:
-    """Switch on the write-ahead log.
+    """Switch on the write-ahead log of a database.
 
     Raises:
         StorageError: The file cannot have a write-ahead log.

@@ -1,10 +1,10 @@
-"""The single-writer lock of a ledger that lives in files. `SqliteFacts` takes it.
+"""The single-writer lock of a ledger in files, which `SqliteFacts` takes.
 
 The lock is a `flock` on a file beside the database: the kernel releases it when the process ends,
 even by a kill. SQLite's own locks last only for one transaction. The descriptor is close-on-exec,
 so that no program started by the server keeps the lock. The server never deletes the file:
-otherwise two processes could each lock a file of their own. If a user deletes it, the lock on the
-database itself still holds.
+otherwise two processes could each lock a file of their own. If a user deletes the file, the lock on
+the database itself still holds.
 """
 
 import contextlib
