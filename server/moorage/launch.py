@@ -91,7 +91,7 @@ def _import(name: str, module: str) -> "Any":
         os._exit(EXIT_INTERRUPTED)
 
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # Else it is ignored, as below `nohup`.
+    if before is signal.default_int_handler:  # Else SIGINT is ignored, as below `nohup`.
         signal.signal(signal.SIGINT, end)
     imported = _import_quickly(module)
     signal.signal(signal.SIGINT, before)

@@ -483,7 +483,7 @@ class Code(StrEnum):
     TOO_LARGE = "too_large"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
-    # What it names.
+    # Objects that the message names.
     UNKNOWN_POLICY = "unknown_policy"
     UNKNOWN_CLUSTERS = "unknown_clusters"
     UNKNOWN_LEASE = "unknown_lease"

@@ -109,7 +109,7 @@ class Holders:
                     try:
                         given, names = self._wait_for_device(ref, node, missing.values(), given_up)
                     except DeviceError:
-                        ray.kill(others[-1], no_restart=True)  # It has not started yet.
+                        ray.kill(others[-1], no_restart=True)  # That actor has not started yet.
                         raise
                     if not named:  # Ray's names of the devices are known now.
                         named = names

@@ -216,7 +216,7 @@ class _Mirrors:
 
     async def first_read(self) -> None:
         if self._clusters is not None:
-            with contextlib.suppress(ServiceError):  # Requests report it until it answers.
+            with contextlib.suppress(ServiceError):  # Requests report the failure.
                 await self._clusters.read_soon()
 
 

@@ -278,7 +278,7 @@ class GatewayConnection(ServerConnection):
     def taking(self, count: int) -> Iterator[None]:
         """Stop reading while a received large message waits for its turn."""
         self._queued_bytes, self._taken_bytes = 0, count
-        if self._large is not None and not self.recv_messages.frames:  # Else: the next message.
+        if self._large is not None and not self.recv_messages.frames:  # Else the next message.
             self._large.data, self._large = b"", None
         self._read_no_more()
         try:

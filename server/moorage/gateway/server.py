@@ -349,7 +349,7 @@ class Gateway:
                 session = self._resume(session, message)
         finally:
             self._open.remove(connection)
-            if session.connection is connection:  # Otherwise another session has it now.
+            if session.connection is connection:  # Otherwise another session has the connection.
                 self._keep_or_end(session)
 
     async def _handle_agent(self, connection: GatewayConnection) -> None:
@@ -412,7 +412,7 @@ class Gateway:
         session.lasts = False
         if session.expiry_timer is None:
             self._close(session.connection, code, reason)
-        else:  # It has no connection.
+        else:  # The session has no connection.
             self._end(session)
 
     def _close(self, connection: GatewayConnection, code: int, reason: str) -> None:

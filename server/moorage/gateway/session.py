@@ -197,7 +197,7 @@ class Session:
         """
         connection = self.connection
         try:
-            if self._tasks:  # Of the previous connection: they are handled in order.
+            if self._tasks:  # Tasks of the previous connection are handled in order.
                 await asyncio.wait(self._tasks)
             while True:
                 frame = await connection.recv()
@@ -205,7 +205,7 @@ class Session:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
                 taking = await take(frame)
-                del frame  # Otherwise it stays in memory until the next one.
+                del frame  # Otherwise the frame stays in memory until the next one.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
@@ -264,7 +264,7 @@ class Session:
             self._space.set_result(None)  # Wakes the reader of the previous connection.
         self._space = None
         self._number += 1
-        # Its reply has no place in the line, where it would wait for earlier replies.
+        # The reply to `resume` has no place in the line, where it would wait for earlier replies.
         self._unanswered[self._number] = "" if message.id is None else message.id
         self._hand_over(Address(self.id, self._number), message, ())
         self._flush()  # At once: the next connection that resumes it must not get this reply.
@@ -325,7 +325,7 @@ class Session:
 
     def _is_pointless(self, message: Request) -> bool:
         """Return whether the client of a message has left, so that its answer is of no use."""
-        if self.lasts:  # It may be resumed; only lists are too large for the buffer.
+        if self.lasts:  # A session may be resumed; only lists are too large for its buffer.
             return self._gone and type(message) in _LISTINGS
         if isinstance(message, AllocationRequest) and message.lease:
             return self._left  # The lease would have no holder.

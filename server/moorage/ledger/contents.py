@@ -57,7 +57,7 @@ def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
             return (_here("cluster", cluster.id),)
         case ClusterRemoved(cluster):
             return (_removal("cluster", cluster),)
-        case _:  # Each of the others changes something that is there already.
+        case _:  # Each other fact changes an existing object.
             return ()
 
 

@@ -112,7 +112,7 @@ class FollowedLedger(StoredHistory):
             with self._reading.reading() as facts:
                 chain = facts.chain_of(taken.seq)
                 rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
-        if chain != taken.chain or not rows:  # They were pruned, or are of another history.
+        if chain != taken.chain or not rows:  # Pruned, or another history.
             raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
         check_links(rows, taken.seq, chain, (), self._place)
         return [

@@ -85,7 +85,7 @@ class StoredHistory:
     async def _read(
         self, after: int, limit: int, subject: str | None, kind: str | None = None
     ) -> list[LedgerEntry]:
-        # One at a time: more would only occupy threads that wait for the connection.
+        # One question at a time: more would only occupy threads that wait for the connection.
         async with self._asking:
             self._check_readable()
             return await asyncio.to_thread(self._entries, after, limit, subject, kind)

@@ -105,7 +105,7 @@ class StoredLedger(StoredHistory):
 
     async def _append_later(self, facts: Sequence[Fact], at: float) -> int:
         """Append as soon as there is room, or raise the reason that prevents it."""
-        # The lock is fair: while one call waits for room, later ones queue behind it.
+        # The lock is fair: while a call waits for room, later calls queue behind it.
         try:
             async with self._append_lock:
                 while self._lacks_room(facts):

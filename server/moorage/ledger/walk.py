@@ -174,7 +174,7 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
 def _check_pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:
     try:
         return tables.pruned_seq()
-    except UNREADABLE:  # The row is not there, or the table.
+    except UNREADABLE:  # The row or the table is missing.
         found.say(f"{ledger.name} does not say which facts were deleted for their age.")
     with _continue_after_errors(ledger, found):
         return tables.first_seq() - 1
@@ -224,7 +224,7 @@ def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[F
         For each range: its name, its readable facts, and why its other facts cannot be read.
     """
     last = found.mark.first
-    with contextlib.suppress(*UNREADABLE):  # Others may be readable even if the last one is not.
+    with contextlib.suppress(*UNREADABLE):  # Other facts may be readable even so.
         last = max(last, tables.last_seq())
     for start in range(found.pruned, last, _WINDOW):
         end = min(start + _WINDOW, last)
@@ -264,5 +264,5 @@ def fencing_of(fact: Fact) -> int:
             return lease.fencing
         case Counted(fencing):
             return fencing
-        case _:  # No other fact has one.
+        case _:  # No other fact has a number.
             return 0

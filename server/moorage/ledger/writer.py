@@ -150,7 +150,7 @@ class GroupCommit:
         self._tell(self._settle_finished)
 
     def _settle_finished(self) -> None:
-        while not self._finished.empty():  # `commit_at_once` may have settled it.
+        while not self._finished.empty():  # `commit_at_once` may have settled the jobs.
             self._settle(self._finished.get())
 
     def _settle(self, finished: _Finished) -> None:

@@ -74,7 +74,7 @@ def place(
         found = score(fleet, demand)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # The score function raised it.
+            raise  # The score function raised the error.
         raise TypeError(f"{error}; a score function gets the fleet and the demand") from None
     total = sum_terms(fleet, found) if isinstance(found, Mapping) else found
     scores = fitting_scores(fleet, demand, total)

@@ -175,7 +175,7 @@ def _remove_stale_socket(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # Its queue is full, so a server uses the socket.
+            pass  # The socket's queue is full, so a server uses it.
     raise OSError(errno.EADDRINUSE, "another program listens there; give another path", str(path))
 
 

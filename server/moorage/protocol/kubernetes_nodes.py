@@ -41,7 +41,7 @@ WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
 
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
-# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by them.
+# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by these.
 
 _MIG: Final = re.compile(r"nvidia\.com/(mig-(\d+c\.)?\d+g\.(\d+)gb\S*)")
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d{1,2})|([numkKMGTPE]?i?))")

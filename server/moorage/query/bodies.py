@@ -113,7 +113,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     check_keys(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
     if "matchType" in given or "rankingPolicyRule" not in given:
-        _match_type(given, at)  # A filter of the rule may have it, too, and then wins.
+        _match_type(given, at)  # The rule's filter may have a kind, too, and wins.
     if "rankingPolicyRule" not in given:
         raise missing(under(at, "rankingPolicyRule"), "a ranking rule (an object)")
     at = under(at, "rankingPolicyRule")
@@ -141,7 +141,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     if given_filter != {}:
         found = _filter(given_filter, place_of_filter)
     return Search(
-        # Existing bodies have it in one of two places; if both differ, the filter's kind is ranked.
+        # Existing bodies have the kind in one of two places; if both differ, the filter's wins.
         _match_type(outer, outer_at) if found is None else found.match_type,
         found,
         _limit(parameters, place),

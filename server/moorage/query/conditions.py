@@ -118,7 +118,7 @@ def text_at(condition: Condition, path: str) -> str:
     if not isinstance(condition, Among) or condition.of != Path(path):
         return ""
     text = condition.values[0] if len(condition.values) == 1 else ""
-    # One that reads as a number equals numbers, too.
+    # A text that reads as a number equals numbers, too.
     return text if isinstance(text, str) and number_in(text) is None else ""
 
 

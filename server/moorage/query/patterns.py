@@ -72,7 +72,7 @@ class TransitionRow(dict[str, int]):
 
     def __missing__(self, character: str) -> int:
         found = self._following[bisect_right(self._starts, ord(character)) - 1]
-        self[character] = found  # The next look is one of Python's own.
+        self[character] = found  # Python's own lookup finds the next one.
         return found
 
 

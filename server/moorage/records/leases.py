@@ -26,7 +26,7 @@ class NodeName(Struct, frozen=True):
     cluster_id: str
     node_id: str
 
-    # Programs of users unpack it as a pair.
+    # Programs of users unpack a name as a pair.
 
     def __iter__(self) -> Iterator[str]:
         """Yield cluster and node, for `cluster, node = name`."""
@@ -240,7 +240,7 @@ def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Work
         lease.endpoint,
         lease.attempt,
         provision.attempts_max if provision.on_failure == "requeue" else 1,
-        bool(lease.inherited),  # Whether it was running when the lease was granted.
+        bool(lease.inherited),  # Whether the workload ran at the grant.
         None if lease.outcome is None else WorkloadEnd.of(lease.outcome),
         lost if is_lost else "",
     )

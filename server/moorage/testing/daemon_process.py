@@ -88,7 +88,7 @@ def daemon(
 def _end_workloads(data: Path) -> None:
     """Stop the workloads of a removed data folder: no other daemon would find them."""
     for folder in (data / "local" / "running").glob("*"):
-        with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):  # The process has ended meanwhile.
             if (supervisor := holder(folder)) is not None:
                 ended = os.pidfd_open(supervisor)
                 try:

@@ -34,7 +34,7 @@ from moorage.protocol.faults import ServiceError
 
 if TYPE_CHECKING:
     import httpx
-else:  # Slow to import, and few servers use it.
+else:  # httpx is slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024

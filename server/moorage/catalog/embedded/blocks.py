@@ -98,7 +98,7 @@ class EmbeddedBlocks:
             created = not database.has("block_metrics", block_id)
             return write(database, "block_metrics", block_id, encoded, given)
 
-        # The next metrics replace these, so they need not survive a power cut.
+        # Newer metrics replace these, so these need not survive a power cut.
         publish = self._publisher("block_metrics")
         entry = await self._store.run(work, publish, durable=False)
         return entry.document, created

@@ -60,7 +60,7 @@ def note(
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])
     changes.append(PolicyChange(time.time(), who, what, digest, named))
     if len(changes) > CHANGES_MAX:
-        del changes[1]  # The first one tells its origin.
+        del changes[1]  # The first change tells the origin.
     database.put("history", StoredRow(uri, msgspec.json.encode(changes)))
     if row is None and database.count("history") > HISTORIES_MAX:
         database.forget_history()

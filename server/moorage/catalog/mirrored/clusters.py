@@ -93,7 +93,7 @@ class ClusterMirror:
             try:
                 await self.read_all()
                 failures, pause = 0, self._refresh_seconds
-            except ServiceError:  # `_failure` has it, for the warnings of requests.
+            except ServiceError:  # `_failure` has the error, for the warnings of requests.
                 pause = min(RETRY_SECONDS * 2 ** min(failures, 16), self._refresh_seconds)
                 failures += 1
 

@@ -117,7 +117,7 @@ class Backfill:
             return False
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
-        is_new = head is not queue.head  # Its former exclusions no longer apply.
+        is_new = head is not queue.head  # The head's former exclusions no longer apply.
         is_judged = not is_new and head.refused_at == self._led_at
         is_current = self._reserved_at[1] == self._preemption.spared
         if is_judged and is_current and self._grew_for_others(ask, grown):

@@ -115,7 +115,7 @@ class Requests:
                 self.consult(pending, found)
                 return
             refused.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
-        # It waits for the last alternative that can ever fit.
+        # The request waits for the last alternative that can ever fit.
         pending.ask, refusal = alternatives.waits_for(refused)
         if ask.alternatives:
             found = self.exclusions.find(pending.ask)
@@ -433,7 +433,7 @@ class Requests:
         self._pending.settle(ask)
         excluded = (*reserved, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
-            # It also waits until its quota has room.
+            # The request also waits until its quota has room.
             self._queue.declined(ask, pending.over, gains, excluded)
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             # Otherwise the result does not hold for the whole class: the queue checks each waiter.
@@ -497,7 +497,7 @@ class Requests:
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
-            record["granted"] = answer.lease  # Its text is made by `why`.
+            record["granted"] = answer.lease  # `why` makes the text of the reason.
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:

@@ -45,7 +45,7 @@ def _could_have_got(ask: Ask, lease: Lease) -> bool:
         return False
     if ask.provision is not None and ask.provision != lease.provision:
         return False
-    # A lease that ended while it waited for another place holds nothing to compare.
+    # A lease that ended while waiting for another place has no placement to compare.
     if not lease.placement:
         return True
     return any(_is_met(each.demand, lease.placement) for each in alternatives.each(ask))

@@ -141,7 +141,7 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
-        if self._state.reserved:  # Its lease may end before a reservation that blocks the others.
+        if self._state.reserved:  # Its lease may end before a reservation that blocks the line.
             line.refused_at = UNJUDGED
             self._look_again(line)
         self._ranking.judge_again(self._classes[key.waiters].row)
@@ -158,7 +158,7 @@ class WaitingQueue:
         del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
         if line.waiters:
             self._aged(line)
-            self._look_again(line)  # The removed one may have represented them.
+            self._look_again(line)  # The removed waiter may have stood for the others.
             self._ranking.judge_again(self._classes[line.of].row)
             return
         its = self._classes[line.of]
@@ -224,7 +224,7 @@ class WaitingQueue:
         at = bisect_left(its.ready, (line.since, line.number))
         if at < len(its.ready) and its.ready[at][2] is line:
             del its.ready[at]
-            its.visited -= at < its.visited  # A wake-up may be under way and have visited it.
+            its.visited -= at < its.visited  # A running wake-up may have visited the line.
             its.passed -= at < its.passed
             self._ready_from(its, its.visited)
         if line is self._first or line.of.overdue:
@@ -514,7 +514,7 @@ class WaitingQueue:
         finally:
             for its in seen.values():
                 its.visited = 0
-                if its.ready:  # An emptied class may have lost its row to another.
+                if its.ready:  # Another class may have the row of an emptied class.
                     self._ready_from(its, 0)
 
     def _is_not_head(self, line: WaiterLine) -> bool:
@@ -626,7 +626,7 @@ class WaitingQueue:
     def in_turn(self, most: int) -> list[Waiter]:
         """Return the first waiters in the order in which they are served now."""
         waiting = self._state.waiting
-        # Only these lines have them: a line's first waiter leads.
+        # Only these lines have such waiters: a line's first waiter leads.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
 
         def rank_of(line: WaiterLine) -> Iterator[tuple[Any, ...]]:

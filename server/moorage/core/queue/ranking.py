@@ -133,7 +133,7 @@ class Ranking:
             since=np.float64,  # As `oldest`, of lines not yet visited in this wake-up.
             number=np.int64,  # Line number of this first waiter.
             fresh=np.bool_,  # Some waiters are still unchecked.
-            refused_at=np.int64,  # `changes` at which they did not fit.
+            refused_at=np.int64,  # `changes` at which the waiters did not fit.
         )
         self._shapes = Table[Shape](
             gpus=np.int64,

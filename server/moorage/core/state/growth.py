@@ -50,5 +50,5 @@ def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
     """Yield the places that a lease frees when it ends."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:
-        # It may free its rack or zone for its group: check all nodes of the cluster.
+        # The lease may free its rack or zone for its group: check all nodes of the cluster.
         yield share.cluster_id, "" if apart else share.node_id

@@ -322,7 +322,7 @@ class State:
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
     """Change the state as a fact says; no other function changes a `State`."""
     match fact:
-        case Granted():  # The first two are nearly all that there are.
+        case Granted():  # Nearly all facts are of the first two kinds.
             _grant(state, fact.lease, fact.overtakes)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
@@ -405,7 +405,7 @@ def _reserve(state: State, fact: Reserved | Unreserved) -> None:
         before = state.reserved.by_id.get(fact.reservation.id)
         state.reserved.put(fact.reservation)
         if fact.reservation.begun and (before is None or not before.begun):
-            state.growth.note(fact.reservation.nodes)  # Its tenant may use them now.
+            state.growth.note(fact.reservation.nodes)  # The tenant may use the nodes now.
             state.gains += 1
         state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
     else:
@@ -583,7 +583,7 @@ def _carry(state: State, lease: Lease) -> None:
 
 def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
-    given_up = request in state.resetting  # It should have become warm, but ends.
+    given_up = request in state.resetting  # The lease should have become warm, but ends.
     assert lease.state != "ending" or given_up
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)

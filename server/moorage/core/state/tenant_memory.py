@@ -17,7 +17,7 @@ class TenantMemory(Generic[T]):
     """The names of stored values, by tenant."""
 
     def __init__(self) -> None:
-        # A plain `dict` skips the slots of all deleted keys to find its oldest.
+        # A plain `dict` skips the slots of all deleted keys to find its oldest key.
         self._of: dict[Tenant, OrderedDict[T, None]] = {}
         self._holding: dict[int, dict[Tenant, None]] = {}
         """The tenants by the number of their values."""

@@ -199,7 +199,7 @@ class ClusterData(LazyDict):
         self._decoded = _Decoded(bytes_max)
         self._fleet = fleet
 
-    __contains__ = dict.__contains__  # It has no extras, and is called often.
+    __contains__ = dict.__contains__  # No extras, and called often.
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:

@@ -79,7 +79,7 @@ class _Inert(ABCMeta):
         return _find(cls, name, cls._path, cls._module, cls._error)
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
-        if not is_inert(cls):  # A class of the policy that inherits from one.
+        if not is_inert(cls):  # A class of the policy that inherits from an inert class.
             return super().__call__(*args, **kwargs)
         if not _state["loading"]:
             raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
@@ -139,7 +139,7 @@ def _find(
 ) -> object:
     """Return an attribute, and store it, so that it is the same each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
-    if name == "APIError":  # It may be the clients' error: their class catches both.
+    if name == "APIError":  # The clients' error may be meant: their class catches both.
         value: object = MissingLibraryError
     else:
         value = error if raised else _inert(f"{path}.{name}", module, error)
@@ -167,14 +167,14 @@ class _Module(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"{name!r} {WHY}.")
-        self.__path__: list[str] = []  # Its submodules are inert, too.
+        self.__path__: list[str] = []  # Submodules are inert, too.
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} {WHY}")
         parts = self.__name__.split(".")
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        # `urllib.parse` exists and `urllib.request` does not: name the longer one.
+        # `urllib.parse` exists and `urllib.request` does not: name the longer path.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
         return _find(self, name, self.__name__, missing, errors_of(parts[0]))
 

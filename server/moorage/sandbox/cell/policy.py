@@ -171,7 +171,7 @@ class Policy:
             missed: dict[str, None] = {}
             settings = _Watched(_decode(self._settings) | self._clients, "settings", missed)
             parameters = _Watched(_decode(self._parameters), "parameters", missed)
-            with contextlib.suppress(BaseException):  # It raises the same exception again.
+            with contextlib.suppress(BaseException):  # The call raises the same exception again.
                 self._construct(settings, parameters)
             self._blame(error)
             if missed and self.faults:
@@ -326,7 +326,7 @@ class Policy:
             wrong = f"{name} cannot be called as {name}(self, {names})"
         if not wrong and code and code.co_flags & _SUSPENDING:
             wrong = f"{name} must return its answer: write it without async and yield"
-        if wrong and name == "management":  # Few callers use it, and the rest works without it.
+        if wrong and name == "management":  # Few callers need it.
             self.warnings.append(
                 f"{self._entry} line {line}: {wrong}; {name} gets the parameters that it names"
             )

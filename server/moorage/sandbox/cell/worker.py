@@ -380,7 +380,7 @@ class Worker:
         if frame.status:
             raise ContextConflict(version)
         if method == "swap" and self._tenant is not None:
-            self._contexts[self._tenant] = arguments[1]  # The next evaluations in the pipe get it.
+            self._contexts[self._tenant] = arguments[1]  # For the next evaluations in the pipe.
         return version, current
 
     def _pack_context(self, context: JsonObject) -> bytes:
@@ -575,7 +575,7 @@ class Capture(io.TextIOBase):
         """Replace stdout, stderr and the root logger's handler by this stream."""
         sys.stdout = sys.stderr = self
         for name in ("__stdout__", "__stderr__"):
-            setattr(sys, name, self)  # The real ones are /dev/null.
+            setattr(sys, name, self)  # The real streams are /dev/null.
         handler = logging.StreamHandler(self)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logging.raiseExceptions = False

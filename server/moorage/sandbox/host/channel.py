@@ -184,7 +184,7 @@ class Cell(asyncio.Protocol):
     def settle(self, request: str) -> None:
         """Inform the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
-            self.retired = True  # It seems to get no more work; a new cell starts clean.
+            self.retired = True  # This cell gets no more work, it seems; a new cell starts clean.
 
     def drop_document(self, cluster_id: str) -> None:
         """Inform the cell, with its next consultation, that its copy of a document is outdated."""
@@ -259,7 +259,7 @@ class Cell(asyncio.Protocol):
             self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
-            return False  # Its worker will answer, or count as lost.
+            return False  # The cell's worker will answer, or count as lost.
         waited = now - self._where_sent_at
         if self.worker:
             return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
@@ -317,7 +317,7 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the channel. A cell killed with unread input resets it."""
         del exc
-        late = self._traceback is not None  # It is past its deadline, whatever its cause of death.
+        late = self._traceback is not None  # Past the deadline, whatever the cause of death.
         if self.alive and not (late and self._process.in_touch):
             self._owner.drop_cell(self, "exit")
 
@@ -429,7 +429,7 @@ class Cell(asyncio.Protocol):
                     more = self._sync.ahead(services, head, frame.method, ahead)
         if refused:
             answer = frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT * head.spent)
-        assert answer is not None  # Otherwise it is refused.
+        assert answer is not None  # Otherwise the call is refused.
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:

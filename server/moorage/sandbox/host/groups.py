@@ -210,7 +210,7 @@ class Group:
                 and self.heavy(work, now)
                 and not self._has_enough_cells(work, cells_max, now)
             ):
-                # It needs a cell with an empty pipe; a busy tenant would keep all pipes full.
+                # Work needs a cell with an empty pipe; a busy tenant would keep all pipes full.
                 reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
@@ -222,7 +222,7 @@ class Group:
             if self._has_enough_cells(work, cells_max, now):
                 continue
             cells = [cell for cell in self._quick() if work.may_go_to(cell.worker)]
-            if self.heavy(work, now):  # It only goes into an empty pipe.
+            if self.heavy(work, now):  # Such work only goes into an empty pipe.
                 coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in cells)
                 if coming < (1 if work.here or work.avoided else len(self.backlog)):
                     return work

@@ -443,7 +443,7 @@ class CellPool(CellsAndDeaths):
         if frame.output:
             self._printed(work, frame.output)
         if frame.kind == "memory":
-            cell.retired = True  # The failed evaluation may have left its memory full.
+            cell.retired = True  # The evaluation may have left the cell's memory full.
         self.circuits.note_answer(work)
         refusal = outcomes.refusal_of(frame, work.code.ref, self.limits.memory_mib)
         self._finish(work, None, refusal, cell)
@@ -462,7 +462,7 @@ class CellPool(CellsAndDeaths):
             cell.restore()
         if not cell.sent:
             worn = cell.demoted and not group.backlog
-            unwanted = group.single_use and not group.backlog  # Its one piece of work was refused.
+            unwanted = group.single_use and not group.backlog  # The only work was refused.
             back = self.workers is not None and self._supply.returns(cell, group, time.monotonic())
             if cell.retired or worn or unwanted or back:
                 self._remove(cell)

@@ -78,7 +78,7 @@ class LocalProcess:
 
     def kill(self) -> None:
         """Kill by pidfd, since another process may already have the process id."""
-        with contextlib.suppress(ProcessLookupError):  # It is already dead, as wanted.
+        with contextlib.suppress(ProcessLookupError):  # The process is dead already.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         if self._channel is not None:

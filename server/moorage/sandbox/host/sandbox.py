@@ -186,7 +186,7 @@ class Sandbox:
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
-        # Uploads may be slow; a fallback or rollback must not wait behind many of them.
+        # Uploads may be slow; a fallback or rollback must not wait behind many uploads.
         self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self._pool = CellPool(
@@ -248,7 +248,7 @@ class Sandbox:
         work.avoided = self._declined.pop(ask.id, "")
         earlier = self._proposers.pop(ask.id, None)
         if earlier is not None:
-            earlier.settle(ask.id)  # Another cell may evaluate it this time.
+            earlier.settle(ask.id)  # Another cell may evaluate the request this time.
         self._works[ask.id, consult.consultation] = work
         refusal = self._submit(work)
         if refusal is not None:

@@ -217,7 +217,7 @@ class Spawner:
         except SpawnError:
             if self._closing or not zygote.ended():
                 raise
-        # It died with its zygote; the next cell may live.
+        # The cell died with its zygote; the next cell may live.
         return await self._spawn_cell(await self._running())
 
     async def _running(self) -> Source:

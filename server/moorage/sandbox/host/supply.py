@@ -68,7 +68,7 @@ class CellSupply:
         if worker is None and self._end_idle(self._elsewhere(avoided), work, held, now):
             worker = self._workers.choose(avoided)
         if worker is None and not any(work.may_go_to(cell.worker) for cell in group.cells):
-            return self._here(group, work, held, now)  # It must not wait for other policies.
+            return self._here(group, work, held, now)  # Must not wait for other policies.
         return worker
 
     def shortage(self, tenant: str) -> str:

@@ -68,7 +68,7 @@ class RemoteProcess:
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
         """Pass bytes of the cell, or the end of its channel, to the `Cell` object."""
         if self.cell is None:
-            self._early.append(message)  # It may arrive together with the report of the fork.
+            self._early.append(message)  # Bytes may come with the report of the fork.
         elif isinstance(message, relay.Closed):
             self.cell.connection_lost(None)
         else:

@@ -292,7 +292,7 @@ class Workers:
         for body in message.bodies:
             worker = self._workers.get(message.worker)
             if worker is None:
-                return  # It was lost, perhaps because of its last message.
+                return  # The worker was lost, perhaps because of its last message.
             try:
                 worker.take(body)
             except msgspec.MsgspecError as error:

@@ -139,8 +139,8 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Not in its own session: Linux first divides the processor among sessions
-                # (autogroups, sched(7)), so a low priority only counts within a session.
+                # The zygote gets no session of its own: Linux first divides the processor among
+                # sessions (autogroups, sched(7)), so a low priority only counts within a session.
                 process_group=0,
                 cwd="/",
             )

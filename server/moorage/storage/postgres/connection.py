@@ -57,7 +57,7 @@ def _parts(address: str) -> dict[str, Any]:
     authority, _, rest = address.partition("://")[2].partition("/")
     try:
         parts: dict[str, Any] = conninfo_to_dict(address)
-        # Otherwise `@` or `/` ends a password early, and the rest counts as host or database.
+        # Unless escaped, `@` or `/` ends a password early, and the rest counts as host or database.
         readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
         if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
             return parts

@@ -158,7 +158,7 @@ class PostgresFacts:
         with self._reading, translate_errors(self.place):
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
-            if self._reader.closed:  # The database ended this session; the next one may work.
+            if self._reader.closed:  # The database ended this session; the next session may work.
                 self._reader = self._leadership.open("reader")
             with self._reader.transaction():
                 self._reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

@@ -198,7 +198,7 @@ class Leadership:
         return bool(row[0])
 
     def announce(self) -> None:
-        with self._guard, contextlib.suppress(psycopg.Error):  # The standbys then learn it later.
+        with self._guard, contextlib.suppress(psycopg.Error):  # Standbys learn it later.
             if self._connection is not None:
                 self._connection.execute(SQL["announce"], (str(self.epoch),))
 
@@ -211,7 +211,7 @@ class Leadership:
                 self._connection.close()
                 self._connection = None
             elif self._waiting is not None:
-                with contextlib.suppress(psycopg.Error):  # It then expires soon.
+                with contextlib.suppress(psycopg.Error):  # The heartbeat then expires soon.
                     self._waiting.execute(SQL["sit_down"], (self._name,))
             self._leave()
 
@@ -286,8 +286,9 @@ class Leadership:
         try:
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
-                # Waits for a running commit of the former server; its later ones find this epoch.
-                # A former server that was stopped in a transaction would lock the row for long.
+                # Waits for a running commit of the former server; its later commits find this
+                # epoch. A former server that was stopped in a transaction would lock the row for
+                # long.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     self.epoch = int(_first(connection, "take_epoch"))
                     return

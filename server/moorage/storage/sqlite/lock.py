@@ -45,7 +45,7 @@ class WriterLock:
                 "directory that this user may write to."
             ) from no
         self._lock(descriptor)
-        # Closing the file would drop SQLite's locks on it in this process, so it stays open.
+        # Closing the file would drop SQLite's locks on it in this process, so the file stays open.
         with contextlib.suppress(FileNotFoundError):
             self._lock(os.open(self._ledger, flags))
         os.ftruncate(descriptor, 0)
