@@ -179,7 +179,7 @@ overtaken this often goes before the others of its priority, whatever their fair
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
-"""Each pause is twice as long as the one before, and none is longer than this."""
+"""Longest pause between two starts; each pause is twice as long as the one before."""
 RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 """The resources that quotas and shares limit."""
 

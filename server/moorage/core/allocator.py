@@ -153,7 +153,7 @@ class Allocator:
                 queue.put_in(fact)
 
     def index(self) -> Iterator[None]:
-        """Build the index of all waiters, which `follow` updates; it may pause at each yield."""
+        """Build the index of all waiters, which `follow` updates; each yield allows a pause."""
         if not self._keeps_index:
             yield from self.requests.queue.index()
             self._keeps_index = True

@@ -161,7 +161,7 @@ class Session:
         self._flush_due = False
         self._gone = False
         self._left = False
-        """The client had left when the session was last made to wait."""
+        """Whether the client had left when the session was last made to wait."""
         self._slow: asyncio.TimerHandle | None = None
         self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -246,7 +246,7 @@ class Session:
                 return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
-        """Return whether a caller may resume this session: it lasts, with equal tenant and role."""
+        """Return whether a caller may resume this session: one of the session's tenant and role."""
         mine = self.caller
         return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
 

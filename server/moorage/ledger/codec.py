@@ -128,7 +128,7 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("granted", 1): _same,
     ("carried", 1): _same,
 }
-"""By kind and old version: the step to the next version. Steps are chained and never removed."""
+"""The steps from each old version of a kind to the next version. They are chained and kept."""
 
 
 class _Line(msgspec.Struct):

@@ -94,7 +94,8 @@ def gpu_group(devices: Sequence[Document]) -> Document:
 def machine_key(machine_id: str) -> str:
     """Return a digest that identifies a machine; the machine id itself stays secret.
 
-    As in `sd_id128_get_machine_app_specific`: the machine id cannot be computed from the digest.
+    The method is that of `sd_id128_get_machine_app_specific`: the machine id cannot be computed
+    from the digest.
 
     Args:
         machine_id: The content of `/etc/machine-id`; for any other text the digest is empty.

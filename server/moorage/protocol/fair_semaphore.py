@@ -2,9 +2,9 @@
 
 Uploads and rechecks of policies take seconds each: the server unpacks, loads and runs the policies.
 Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant may send
-any number of both, but never has all turns, unless there is only one. If too many callers wait, the
-tenant with the most waiters loses its latest waiter. So another tenant never waits behind a flood,
-but only for tenants that hold as few turns as itself.
+any number of these, but never has all turns, unless there is only one. If too many callers wait,
+the tenant with the most waiters loses its latest waiter. So another tenant never waits behind a
+flood, but only for tenants that hold as few turns as itself.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
 help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
-`catalog` call this in a thread for large values; small values are decoded where they arrive.
+    `catalog` call this module in a thread for large values; small values are decoded where they
+    arrive.
 """
 
 from collections.abc import Iterator, Sequence

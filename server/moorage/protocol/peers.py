@@ -1,7 +1,7 @@
 """Counts connections by address, for the limits of both ports.
 
 `gateway` and `web` each count their busy and their idle connections, in separate `Peers`. Beyond a
-limit, they close the connection that has been idle for the longest time.
+limit, the two close the connection that has been idle for the longest time.
 """
 
 import ipaddress

@@ -479,7 +479,7 @@ class PastFleetAnswer(Struct):
 
 
 class FailureMessage(Struct):
-    """Every failure: `message` is a sentence for a person, `error` is for programs."""
+    """The reply to every failure: `message` is a sentence for a person, `error` is for programs."""
 
     success: Annotated[bool, Meta(extra_json_schema={"const": False})]
     message: str

@@ -36,7 +36,7 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`resources` of a request: the resources that must fit. Units as in `model.Demand`.
+    """`resources` of a request: the resources that must fit. Units are those of `model.Demand`.
 
     Attributes:
         gpus: GPUs of each node.
@@ -104,7 +104,7 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`.
+    """`lease` of a request: the terms of the lease. Units are those of `model.LeaseTerms`.
 
     Attributes:
         ttl_seconds: How long the lease lasts after the grant or the last renewal.

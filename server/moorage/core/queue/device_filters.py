@@ -2,7 +2,7 @@
 
 A filter is the part of a demand that cannot be compared as a number. The cache holds the answers of
 all filters about a node until the inventory changes, so a release evaluates only new filters.
-`ranking` is the caller.
+`ranking` calls this module.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ NEWS_MAX: Final = 65_536
 """Maximum new filters since the oldest cached answer; with more, the cache is emptied."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
-"""GPU models (empty: any), labels of the node, and clusters (None: any)."""
+"""A filter: GPU models (empty: any), labels of the node, and clusters (None: any)."""
 
 
 def device_filter(shape: Shape) -> DeviceFilter:

@@ -57,7 +57,7 @@ from moorage.model import (
 )
 
 CONSULTED_MAX: Final = 8
-"""Maximum waiters of one policy under consultation; lower priorities then wait for an answer."""
+"""Maximum waiters of one policy under consultation; at this number, lower priorities wait."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 """Number of classes that are sorted at a time: a wake-up seldom needs more."""
 PIECE: Final = 200
@@ -109,7 +109,7 @@ class WaitingQueue:
         self.head: WaiterLine | None = None
         self._reserved: Nodes = ()
         self._find_reserved: Callable[[], Nodes] | None = None
-        """Finds the reserved nodes at the first use; None: they are known."""
+        """Finds the reserved nodes at the first use; None: the nodes are known."""
 
     def __bool__(self) -> bool:
         """Return whether the queue has a waiter."""

@@ -31,7 +31,7 @@ Rank = tuple[int, float, float, float, int]
 Smaller keys come first."""
 
 ALTERNATIVES_WIDTH: Final = 8
-"""Columns for alternatives in a new table; it grows for requests with more."""
+"""Columns for alternatives in a new table, which grows for requests with more alternatives."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
 """Maximum choices of GPU models, labels and clusters among a tenant's waiters; a request with one
 more is refused as `busy`. Each choice costs some microseconds per release of a lease.

@@ -18,7 +18,7 @@ Amounts = tuple[int, ...]
 Account = tuple[Tenant, str | None]
 """A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
 EVERYONE: Final = Tenant("*")
-"""The account whose quota applies to each tenant without one of its own."""
+"""The account whose quota applies to each tenant that has no quota of its own."""
 UNLIMITED: Final = 1 << 60
 STEPS: Final = 64
 """Steps of time per half-life. Past use decays step by step, so that the result does not depend on

@@ -47,7 +47,7 @@ class ClusterSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
-    """The inventory no longer has this cluster. Leases on it stand until they end."""
+    """The inventory no longer has this cluster. Leases on the cluster stand until they end."""
 
     cluster: ClusterId
 
@@ -118,7 +118,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
-    """The half-life of past use, in seconds; 0: past use does not count."""
+    """The half-life of past use is set, in seconds; 0: past use does not count."""
 
     seconds: float
     at: float
@@ -180,7 +180,8 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """A lease was granted.
 
     Args:
-        overtakes: The earlier waiter that could have used this place and still waits; None: none.
+        overtakes: The earlier waiter that could have used this place and still waits; None: no
+            waiter could.
     """
 
     lease: Lease

@@ -14,7 +14,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.missing import errors_of
 
 CallHost = Callable[[str, str, list[JsonValue]], tuple[JsonValue, str, int]]
-"""Client, method, arguments; returns the data, the error message (empty on success), a status."""
+"""Takes client, method and arguments; returns data, error message (empty on success) and status."""
 
 
 class _Response:

@@ -113,8 +113,8 @@ for _use in (
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
     """Base of all inert classes: lets a policy make instances of its own subclasses.
 
-    The base does so only while the policy is loaded or constructed. Later, the base raises the
-    error that the library is missing.
+    The base allows instances only while the policy is loaded or constructed. Later, the base raises
+    the error that the library is missing.
     """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:

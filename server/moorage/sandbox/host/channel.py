@@ -315,7 +315,7 @@ class Cell(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the end of the channel. A cell killed with unread input resets it."""
+        """Handle the end of the channel. A killed cell may reset it."""
         del exc
         late = self._traceback is not None  # Past the deadline, whatever the cause of death.
         if self.alive and not (late and self._process.in_touch):

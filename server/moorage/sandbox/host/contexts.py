@@ -1,4 +1,4 @@
-"""The `context` of policies, stored on the host per policy version and tenant. For `channel`.
+"""The `context` of policies, stored on the host per policy version and tenant, for `channel`.
 
 The host never reads a context: it keeps the packed bytes and a version. A cell gets the bytes only
 if it lacks that version. A change is accepted only if it was made from the current version (compare

@@ -1,4 +1,4 @@
-"""Handles the work of cells that end. For `pool`, whose class inherits from `CellsAndDeaths`.
+"""Handles the work of cells that end, for `pool`, whose class inherits from `CellsAndDeaths`.
 
 A cell's death costs exactly its head; all work after the head is sent again, to another cell, in
 order. If a cell on a worker fails, and the worker may be the cause, its head is repeated on this

@@ -1,4 +1,4 @@
-"""The cells of one policy, the work that waits, and the tenant served next. Only for `pool`.
+"""The cells of one policy, the work that waits, and the tenant served next, for `pool` alone.
 
 Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
 them. Tenants take turns at shared cells, and a tenant with long evaluations never has all of them:
@@ -22,7 +22,7 @@ from moorage.sandbox.host.work import Work, late_refusal
 
 HOG_OVERRUNS: Final = 2
 """After this number of overruns in a row a policy's fresh cells run at idle priority, until one of
-them answers: otherwise a policy that never answers would use other policies' processor time with
+them answers: a policy that never answers would use other policies' processor time with
 every new cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as slow after its latest slow evaluation."""

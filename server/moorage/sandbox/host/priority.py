@@ -1,4 +1,4 @@
-"""Sets the share of the processor that a cell gets. For `channel` and `processes`."""
+"""Sets the share of the processor that a cell gets, for `channel` and `processes`."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The process of a cell, on this machine or on a worker. For `channel`."""
+"""The process of a cell, on this machine or on a worker, for `channel`."""
 
 import asyncio
 import contextlib

@@ -30,7 +30,7 @@ END_REPORT_SECONDS_MAX: Final = 2.0
 """How long a failed head waits for the zygote to report the cell's cause of death; without free
 memory, this is slow."""
 PAUSE_SECONDS_MIN: Final = 0.1
-"""Pause before the second zygote in a row; it doubles before each further one, since a zygote that
+"""Pause before a second zygote in a row; it doubles before each further zygote, since a zygote that
 cannot run costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0

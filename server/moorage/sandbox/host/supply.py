@@ -1,11 +1,11 @@
-"""Chooses where the next cell of a policy runs: here or on a worker. Only for `pool`.
+"""Chooses where the next cell of a policy runs: here or on a worker; only `pool` asks.
 
 While workers are up, cells run on the workers. This machine runs only cells that no worker can
 have: for work that failed on a worker, for shadows, and for policies without a cell while all
 workers are full of busy ones.
 
 No tenant gets all cells: each may have three quarters of the cells that are not busy with other
-tenants' work. A cell that other tenants used recently is only ended for a tenant that has few.
+tenants' work. A cell that other tenants used recently is only ended for a tenant with few cells.
 """
 
 import math

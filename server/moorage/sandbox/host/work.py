@@ -1,4 +1,4 @@
-"""One task of a cell, and the texts of its failures. For `channel` and `pool`."""
+"""One task of a cell, and the texts of its failures, for `channel` and `pool`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. For `pool`.
+"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster, for `pool`.
 
 The daemon never imports the library `ray`. A separate process, the bridge, connects to Ray and
 starts an agent on each node. The daemon kills the bridge if it hangs and restarts it if it ends.
@@ -38,7 +38,7 @@ WORKER_SILENT_SECONDS_MAX: Final = 5.0
 BRIDGE_SILENT_SECONDS_MAX: Final = 15.0
 """Longest silence of the bridge; after that, it is killed."""
 PAUSE_SECONDS_MIN: Final = 1.0
-"""Pause before an ended bridge is started again; it doubles with each failure in a row."""
+"""Pause before an ended bridge is started again, doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
 """A bridge that ran this long resets the pause before restarts."""

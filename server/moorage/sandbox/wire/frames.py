@@ -175,7 +175,7 @@ class Fault(_Frame, tag=18):
 
 
 class PolicyLoaded(_Frame, tag=19):
-    """The policy was loaded, or why not. A cell with faults answers everything with faults."""
+    """The policy was loaded, or why not. A cell with a faulty policy only answers faults."""
 
     faults: tuple[Fault, ...]
     management: bool
@@ -227,7 +227,7 @@ class Call(_Frame, tag=22):
 
 
 class Want(_Frame, tag=23):
-    """The policy reads these documents for the first time. `ahead` is as in `Call`."""
+    """The policy reads these documents for the first time. For `ahead` see `Call`."""
 
     nonce: int
     ids: tuple[str, ...]

@@ -130,7 +130,7 @@ class WorkerUp(_Message, tag=34):
 
 
 class WorkerDown(_Message, tag=35):
-    """Report that an agent ended or did not start, and why. `worker` is empty if never up."""
+    """Report that an agent ended or did not start, and why; `worker`: empty if it never ran."""
 
     worker: str
     node: str
