@@ -49,7 +49,7 @@ class PolicyPut:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDeleted:
-    """A policy was deleted. Leases that it proposed stay."""
+    """A policy was deleted. Leases that the policy proposed stay."""
 
     uri: str
 

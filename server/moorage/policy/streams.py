@@ -166,9 +166,9 @@ def size_of(kind: RequestKind) -> int:
 def levels(needs: Ints) -> tuple[Ints, Ints]:
     """Return levels of free amounts, and for each need the first level that may suffice.
 
-    `searchsorted(steps, free, "right")` is the level of `free`. Never is a need's level above
-    that of what would meet it; it is exact while there are no more than `LEVELS_MAX` different
-    needs.
+    `searchsorted(steps, free, "right")` is the level of `free`. A need's level is never above
+    the level of an amount that meets the need; levels are exact while there are no more than
+    `LEVELS_MAX` different needs.
     """
     different = np.unique(needs)
     if len(different) > LEVELS_MAX:

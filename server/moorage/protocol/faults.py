@@ -1,8 +1,8 @@
 """The exception for a refusal by a service, for `web` and for the packages behind it.
 
-`catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. A `ServiceError` has the same fields as `Refusal` of the core, since
-this layer is below the core and cannot use that class.
+`catalog` and the daemon raise the error, `web` turns it into a failure body and a status; the
+gateway may turn it into a failure reply. A `ServiceError` has the same fields as `Refusal` of the
+core, since this layer is below the core and cannot use that class.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Metrics documents: accept both spellings of fields, and compute totals over nodes.
+"""Metrics documents: accepts both spellings of fields, and computes totals over nodes.
 
 The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
 that of docs/reference/allocation-server.md, "Metrics documents"; totals follow the section

@@ -1,8 +1,8 @@
 """The in-memory documents of a catalog, from any source, for the event loop.
 
 Embedded parts add durable documents, mirrored parts add answers of services. The hot path reads
-them with plain functions, so no request waits for a disk or a service. Only this module reports
-changes to the listeners.
+documents with plain functions, so no request waits for a disk or a service. Only this module
+reports changes to the listeners.
 """
 
 from collections.abc import Callable, Iterable, Sequence

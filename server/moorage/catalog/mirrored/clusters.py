@@ -25,7 +25,7 @@ from moorage.protocol.faults import ServiceError
 NAMED_MAX: Final = 20
 """Maximum ids that a warning lists; further ones are only counted."""
 RETRY_SECONDS: Final = 1.0
-"""Pause in seconds after a failed refresh; it doubles up to the refresh interval."""
+"""Pause in seconds after a failed refresh; the pause doubles up to the refresh interval."""
 FIRST_SECONDS_MAX: Final = 10.0
 """Seconds that a server's start, or a request without clusters, waits for the registry's list."""
 

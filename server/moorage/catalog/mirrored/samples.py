@@ -68,7 +68,7 @@ class MetricSample:
 
     Args:
         labels: The labels of the value's series.
-        value: The value; finite.
+        value: The value, a finite number.
     """
 
     labels: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Handles requests from their arrival to a lease, a refusal, or a place in the queue.
 
-Policies propose. A proposal is verified against the present state; then it is granted, the policy
-is consulted again, or the request is queued or refused. The allocator is the only caller.
+Policies only propose. A proposal is verified against the present state; then it is granted, the
+policy is consulted again, or the request is queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable

@@ -243,7 +243,7 @@ class WaitingQueue:
             self._ranking.note_refused_class(its.row, UNJUDGED)
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
-        """Report the first line of a class that the current wake has not visited to the ranking."""
+        """Report to the ranking the first line of a class that the current wake has not visited."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)

@@ -237,7 +237,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
-    """Return a page of the queue; only its own positions are computed, since all of them change."""
+    """Return a page of the queue; only positions on the page are computed, since all change."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)

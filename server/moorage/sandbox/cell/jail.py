@@ -252,7 +252,7 @@ def _landlock() -> str:
 def _seccomp() -> str:
     """Install the filter as the last step, since the filter forbids its own installation.
 
-    Landlock needed a descriptor, so only now is the number of them limited to none.
+    Landlock needed a descriptor, so only now is the number of descriptors limited to none.
     """
     machine = syscalls.MACHINES.get(platform.machine())
     if machine is None:

@@ -179,7 +179,7 @@ class HostServices(Protocol):
         """Return the answers of `call` about these clusters, as msgpack, if they are in memory.
 
         A policy waits for the answer to its call, and an answer from memory takes half the time.
-        Cells cache it: call `Sandbox.drop_documents` with the id before `call` would return
+        Cells cache answers: call `Sandbox.drop_documents` with the id before `call` would return
         anything else. Answers are also prefetched, so this method must not call a service.
         """
 

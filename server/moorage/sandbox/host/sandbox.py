@@ -102,8 +102,8 @@ _NONE: Final[JsonObject] = {}
 class Managed:
     """Settings and parameters that `management` of a policy has changed, by version and tenant.
 
-    `Sandbox` puts them between the policy's defaults and those of a request, at every evaluation,
-    so all cells agree. `daemon.publishing.management` stores the changes.
+    `Sandbox` puts the changes between the policy's defaults and those of a request, at every
+    evaluation, so all cells agree. `daemon.publishing.management` stores the changes.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class Unborn(_Message, tag=17):
 
 
 class CellSaid(_Message, tag=18):
-    """Bytes that the cell wrote, and how many bytes the agent has written to it before."""
+    """Bytes that a cell wrote, and how many bytes the agent has written to the cell before."""
 
     cell: int
     data: bytes
