@@ -16,7 +16,7 @@ INFLIGHT_MAX: Final = 256
 PARKED_MAX: Final = 4_096
 EVENTS_MAX: Final = 1_024
 HELD_BYTES_MAX: Final = 262_144
-"""Buffered bytes of a session without a connection. With more, a reply ends the session."""
+"""Buffered bytes of a lost session; beyond them, a reply ends the session, and news are missed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """The readable facts of a ledger, in order. The oldest facts may be pruned."""
+    """The readable facts of a ledger, in order, for one event loop. The oldest may be pruned."""
 
     @property
     def last_seq(self) -> int:

@@ -335,7 +335,7 @@ class FactStore(FactReading, Protocol):
 
         Raises:
             StorageFailed: The data may or may not be stored; nothing more may be committed.
-            StorageError: The data was not stored.
+            StorageError: Another error; the data may or may not be stored.
         """
 
     def upkeep(self) -> float | None:

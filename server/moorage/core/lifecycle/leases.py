@@ -214,7 +214,7 @@ class LeaseLifecycle:
             self._turn.respond(to, refusals.lease_over(over))
             return
         sooner = until < lease.expires_at and bool(self._turn.state.reserved)
-        self._turn.wakes = self._turn.wakes or sooner  # No longer blocks a reservation.
+        self._turn.wakes = self._turn.wakes or sooner  # May block no reservation now.
         self._turn.record(Renewed(request, until))
         waiter = self._turn.state.waiting.get(request)
         if waiter is not None and not waiter.pauses and self._turn.state.reserved:

@@ -53,7 +53,8 @@ FAULTS_MAX: Final = 6
 """Consultations in a row that may fail for a queued lease through no fault of the lease, before the
 lease ends. With the pauses between these consultations, that takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""Seconds of a queued lease's first pause after a fault; each later pause is twice as long."""
+"""Seconds of a queued lease's first pause after a fault; each later pause is twice as long. The sum
+of the pauses exceeds the time for which a circuit breaker is open."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
