@@ -42,11 +42,11 @@ class ServerError(CommandError):
 class Running:
     """A daemon that accepts requests.
 
-    ws: URL of the daemon's WebSocket.
+    Args:
+        ws: URL of the daemon's WebSocket.
         http: URL of the daemon's HTTP services.
-        http: URL of its HTTP services.
         pid: Id of the daemon's process.
-        log: File that its stderr goes to.
+        log: File that the daemon's stderr goes to.
     """
 
     ws: str
