@@ -111,8 +111,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
     """Return device columns of a node that are as close to each other as possible.
 
     All devices come from the smallest NVLink group that suffices, else from one NUMA domain, else
-    from the whole node. A
-    topology that the demand itself names is respected.
+    from the whole node. A topology that the demand itself names is respected.
 
     Args:
         fleet: The view.

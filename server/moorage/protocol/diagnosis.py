@@ -156,8 +156,7 @@ def warn_of_unknown(
     Raises:
         BadMessage: There is an unknown field, and the message is `strict`. Or the field's name is
             close to `dry_run`, or is `dry_run` in a request for a lease, so that ignoring the field
-            would
-                grant a lease by mistake.
+            would grant a lease by mistake.
     """
     raw = _fields(frame)
     if raw.keys() <= known:

@@ -50,8 +50,7 @@ def nearest(
     - numbers by the difference of their means, as a part of the range over all documents and the
       reference;
     - texts (where the reference has a text at the path) by Jaccard's distance: the part of the
-    texts that
-      either has and not both have.
+      texts of either document that not both have.
 
     A document without anything to compare at a path is at distance 1 there. Where the reference
     has nothing at any path, every document is at distance 0.

@@ -6,7 +6,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 
 
 class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
-    """An entry of the audit log, which adds its number and the hash of the chain.
+    """An entry of the audit log; the log adds the number and the hash of the chain.
 
     Args:
         at: The time of the event, in seconds since the epoch.

@@ -1,7 +1,7 @@
 """Tracks use, limits and past use of tenants and their projects.
 
-`State` updates them as it applies facts. The queue reads shares (a smaller share goes first) and
-room (the rest of a quota). The cost of a change does not grow with the number of accounts.
+`State` updates accounts as it applies facts. The queue reads shares (a smaller share goes first)
+and room (the rest of a quota). The cost of a change does not grow with the number of accounts.
 """
 
 import math

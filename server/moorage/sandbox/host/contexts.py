@@ -53,7 +53,7 @@ class Contexts:
         return entry[1] if entry else b""
 
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
-        """Replace version `expected` and return the new version; None if another version is."""
+        """Replace version `expected`; return the new version, or None if another one is current."""
         if self.version(key) != expected or len(packed) > CONTEXT_BYTES_MAX:
             self.conflicts += 1
             return None
