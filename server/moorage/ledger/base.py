@@ -244,7 +244,7 @@ class Ledger(LedgerHistory, Protocol):
     def append(
         self, facts: Sequence[Fact], at: float, *, lone: bool = False
     ) -> Coroutine[Any, Any, int]:
-        """Store facts; they are durable when this is awaited to its end.
+        """Store facts; they are durable when this call is awaited to its end.
 
         Several calls may be under way. Facts are stored in the order of the calls, those of one
         call all or not at all. One transaction stores the facts of all waiting calls. A call that

@@ -70,7 +70,7 @@ class MemoryLedger:
         return False
 
     def check(self) -> None:
-        """See `Ledger.check`."""
+        """Do nothing, since memory does not fail; see `Ledger.check`."""
 
     async def open(self) -> Recovery:
         if self._open:

@@ -38,7 +38,7 @@ class Pending(msgspec.Struct):
     gains: int = 0
     """`State.gains` when the policy was consulted: its refusal is valid until that changes."""
     waits: bool = False
-    """Whether the request is in the queue meanwhile."""
+    """Whether the request is in the queue while its policy decides."""
     turned_down: int = 0
     """Number of rejected proposals at the consultation: later ones may have freed capacity."""
     exclusions: Exclusions = NONE

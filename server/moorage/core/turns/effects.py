@@ -91,19 +91,19 @@ class Look(msgspec.Struct, frozen=True, gc=False):
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Start the workload of a lease. Idempotent by lease id."""
+    """Start the workload of a lease; idempotent by lease id."""
 
     lease: Lease
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Stop the workload of a lease. Idempotent by lease id."""
+    """Stop the workload of a lease; idempotent by lease id."""
 
     lease: Lease
 
 
 class KeepWarm(msgspec.Struct, frozen=True, gc=False):
-    """Reset the workload of a lease for its next user, or stop it. Idempotent."""
+    """Reset the workload of a lease for its next user, or stop it; idempotent."""
 
     lease: Lease
 

@@ -72,8 +72,8 @@ _FROM_OUTSIDE: Final = frozenset(
 )
 """Signals that no cell can have sent, even to itself: the filter allows no signals."""
 _SPENT_MS_PER_SECOND: Final = 800
-"""Milliseconds of CPU time, by its accounts, for each second of a limit that the kernel counts in
-ticks."""
+"""Milliseconds of CPU time, by a cell's accounts, for each second of a limit that the kernel counts
+in ticks."""
 
 
 class SpawnError(Exception):

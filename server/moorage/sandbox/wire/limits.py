@@ -1,7 +1,7 @@
 """All limits of the sandbox: those that settings can change (`Limits`), and fixed ones.
 
-The host enforces the limits. The zygote and the cells get them, too, and apply them first, so that
-an honest policy gets a clear error instead of a killed process.
+The host enforces the limits. The zygote and the cells get the limits, too, and apply them first, so
+that an honest policy gets a clear error instead of a killed process.
 """
 
 from dataclasses import dataclass
