@@ -305,7 +305,7 @@ export interface ExecutionAnswer {
   output: string;
 }
 
-/** Every failure: `message` is a sentence for a person, `error` is for programs. */
+/** The reply to every failure: `message` is a sentence for a person, `error` is for programs. */
 export interface FailureMessage {
   success: false;
   message: string;
@@ -496,7 +496,7 @@ export interface LeasePage {
   total?: number;
 }
 
-/** `lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`. */
+/** `lease` of a request: the terms of the lease. Units are those of `model.LeaseTerms`. */
 export interface LeaseRequest {
   /** How long the lease lasts after the grant or the last renewal. Expected: a number of seconds between 1 and 604800. */
   ttl_seconds?: number;
@@ -945,7 +945,7 @@ export interface ResourceUse {
   room: number | null;
 }
 
-/** `resources` of a request: the resources that must fit. Units as in `model.Demand`. */
+/** `resources` of a request: the resources that must fit. Units are those of `model.Demand`. */
 export interface Resources {
   /** GPUs of each node. Expected: a whole number of GPUs between 0 and 1024. */
   gpus?: number;
