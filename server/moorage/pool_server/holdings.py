@@ -154,7 +154,7 @@ class Holdings:
             if named is None or resources not in (None, named.allocation):
                 raise InvalidCheckin(
                     f"transaction {transaction!r} does not hold these slots (any more): they were "
-                    "checked in, the time was up, the process died, or the server was restarted"
+                    "checked in, its time was up, its process died, or the server was restarted"
                 )
             return named
         same = [each for each in self._holdings.values() if each.allocation == resources]
