@@ -59,7 +59,7 @@ export interface AllocationRequestReply extends AnyReply {
 
 /** `anti_affinity` of a lease: the domain that no two leases of its tenant and group share. */
 export interface AntiAffinityRequest {
-  /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
+  /** The name of the group; each tenant has its own groups. Expected: a string of 1 to 128 characters. */
   group: string;
   /** The domain that is not shared, like `topologyKey` in Kubernetes. Expected: "node", "rack" or "zone". */
   topology?: "node" | "rack" | "zone";
@@ -305,7 +305,7 @@ export interface ExecutionAnswer {
   output: string;
 }
 
-/** Every failure: `message` is a sentence for a person, `error` is for programs. */
+/** The reply to every failure: `message` is a sentence for a person, `error` is for programs. */
 export interface FailureMessage {
   success: false;
   message: string;
@@ -410,7 +410,7 @@ export interface ForgetMachineReply extends AnyReply {
   data: OutOfService;
 }
 
-/** One label of a node, as Kubernetes' `matchExpressions` say it. */
+/** A requirement on one label of a node, like an entry of Kubernetes' `matchExpressions`. */
 export interface LabelRequirement {
   /** The name of the label. Expected: a string of 1 to 256 characters. */
   key: string;
@@ -451,14 +451,14 @@ export interface LeaseAnswer {
   granted_at: number;
   /** Seconds since the epoch. */
   expires_at: number;
-  /** Grows with every grant; hand it to storage that must refuse earlier holders. */
+  /** Grows with every grant; storage that knows this number can refuse earlier holders. */
   fencing: number;
   /** The lease ends this long after its grant or last renewal. */
   ttl_seconds: number;
-  /** The policy that placed it. */
+  /** The policy that placed the lease. */
   policy_rule_uri: string;
   choice?: number;
-  /** Why it is queued, ending or ended, or which of its machines is lost. */
+  /** Why the lease is queued, ending or ended, or which of its machines is lost. */
   reason?: string;
   /** Seconds since the epoch. */
   retry_at?: number;
@@ -496,7 +496,7 @@ export interface LeasePage {
   total?: number;
 }
 
-/** `lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`. */
+/** `lease` of a request: the terms of the lease. Units are those of `model.LeaseTerms`. */
 export interface LeaseRequest {
   /** How long the lease lasts after the grant or the last renewal. Expected: a number of seconds between 1 and 604800. */
   ttl_seconds?: number;
@@ -537,7 +537,7 @@ export interface LeftOutFile {
  *
  * If there is no output at the offset yet, the reply waits up to `wait_seconds` for it. Each start
  * of the workload has its own output and offsets; `attempt` 0 means the last start. Only `base64`
- * returns output that is not UTF-8 unchanged. Without `token`, it must be a lease of the caller's
+ * returns output that is not UTF-8 unchanged. Without `token`, the lease must be of the caller's
  * own tenant.
  */
 export interface Logs extends AnyOperation {
@@ -603,7 +603,7 @@ export interface NodeCapacity {
   memory_mib_free: number;
 }
 
-/** A node by name. */
+/** The name of a node, with the name of its cluster. */
 export interface NodeName {
   cluster_id: string;
   node_id: string;
@@ -710,10 +710,10 @@ export interface QueuePage {
 }
 
 /**
- * A row of the queue.
+ * A waiting request, as a row of the queue.
  *
- * `expected_at`: its turn, if leases last as long as similar ones did. `overtaken`: how often
- * a later request was granted before it.
+ * `expected_at`: the waiter's turn, if leases last as long as similar ones did. `overtaken`: how
+ * often a later request was granted before this one.
  */
 export interface QueuedWaiter {
   request: string;
@@ -811,7 +811,7 @@ export interface RecalledFleet {
 }
 
 /**
- * End a lease. Without `token`, it must be a lease of the caller's own tenant.
+ * End a lease. Without `token`, the lease must be of the caller's own tenant.
  *
  * With `dry_run`, nothing ends, and `reasons` of the reply names the requests that would be served
  * next. The leases in `beside` are assumed to end, too.
@@ -870,7 +870,7 @@ export interface RequestChange {
   fits: Json;
 }
 
-/** A reservation of nodes for one tenant. `used`: whether the tenant has had a lease on it. */
+/** A reservation of nodes for one tenant. `used`: whether the tenant has leased its nodes. */
 export interface ReservationAnswer {
   reservation: string;
   tenant: string;
@@ -914,7 +914,7 @@ export interface ReserveNodes extends AnyOperation {
   tenant?: string;
   /** The clusters to choose nodes from; left out or empty: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** It ends these seconds after its start if no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
+  /** The reservation ends these seconds after its start if unused; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;
   /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
@@ -945,7 +945,7 @@ export interface ResourceUse {
   room: number | null;
 }
 
-/** `resources` of a request: the resources that must fit. Units as in `model.Demand`. */
+/** `resources` of a request: the resources that must fit. Units are those of `model.Demand`. */
 export interface Resources {
   /** GPUs of each node. Expected: a whole number of GPUs between 0 and 1024. */
   gpus?: number;
@@ -1003,7 +1003,7 @@ export interface ResumedSession {
 /**
  * A request without an answer; `message` is the `id` of its message.
  *
- * `position`: its recent place in the queue; null: none, or not known.
+ * `position`: the request's recent place in the queue; null: none, or not known.
  */
 export interface ResumedWaiter {
   request: string;
@@ -1052,11 +1052,11 @@ export interface SetQuotaReply extends AnyReply {
 export interface ShareObject {
   /** The cluster. */
   cluster_id: string;
-  /** The node within it. */
+  /** The node within the cluster. */
   node_id: string;
   /** Ids of the devices held. */
   gpus?: string[];
-  /** Thousandths held of each of them. */
+  /** Thousandths held of each of these devices. */
   gpu_milli?: number;
   /** CPU held. */
   cpu_milli?: number;
@@ -1150,7 +1150,7 @@ export interface WhatIf extends AnyOperation {
   change?: { [name: string]: Json };
 }
 
-/** The predicted answer to a request. If `waiting`, `position` is its place in the queue. */
+/** The predicted answer to a request; `position`: the place in the queue, if it is `waiting`. */
 export interface WhatIfAnswer {
   state: "advised" | "granted" | "refused" | "waiting";
   request: string;
@@ -1190,21 +1190,21 @@ export interface WhyReply extends AnyReply {
 
 /** The workload of a lease. */
 export interface WorkloadAnswer {
-  /** The backend that starts it. */
+  /** The backend that starts the workload. */
   backend: string;
   /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`; */
   phase: string;
-  /** Its network address; empty if it has none, or none yet. */
+  /** The workload's network address; empty if it has none, or none yet. */
   endpoint: string;
   /** The number of this start, from 1. */
   attempt: number;
   /** The most starts, if each one fails. */
   attempts_max: number;
-  /** Whether it was running when the lease was granted. */
+  /** Whether the workload was running when the lease was granted. */
   warm?: boolean;
   /** The end of the last start that the server did not end. */
   outcome?: WorkloadEnd;
-  /** The progress of its start, or the machine that is lost. */
+  /** The progress of the workload's start, or the machine that is lost. */
   detail?: string;
 }
 
@@ -1218,9 +1218,9 @@ export interface WorkloadEnd {
   /** Seconds since the epoch. */
   at: number;
   nodes: NodeName[];
-  /** The exit code of a process; negative: a signal's number; null: not known. */
+  /** The exit code of a process; negative: a signal's number; null: it is not known. */
   exit_code: number | null;
-  /** The last lines of output, if it failed. */
+  /** The last lines of output, if the workload failed. */
   log_tail: string[];
 }
 

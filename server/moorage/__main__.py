@@ -1,10 +1,10 @@
-"""`moored`: `main` is its entry point."""
+"""The entry point of the program `moored`."""
 
 from moorage.launch import run_program
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line of `moored`."""
     run_program("moored", "moorage.commands.program")
 
 

@@ -1,4 +1,4 @@
-"""How to install the packages of an extra."""
+"""Tells how to install the packages of an extra."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def install_command(extra: str, of: str = "moorage") -> str:
     """
     try:
         noted = distribution(of).read_text("direct_url.json")
-    except PackageNotFoundError:  # Not installed: its folder is on the path.
+    except PackageNotFoundError:  # Not installed: only its folder is on the path.
         noted = None
     origin = json.loads(noted) if noted else {}
     path = unquote(origin.get("url", "").removeprefix("file://"))

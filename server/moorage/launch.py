@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED: "Final" = 130
 EXIT_UNWRITABLE: "Final" = 74
-"""`EX_IOERR` of sysexits.h."""
+"""Exit code of a program that cannot write its result: `EX_IOERR` of sysexits.h."""
 _STDOUT, _STDERR = 1, 2
 
 
@@ -83,7 +83,7 @@ def run_program(name: str, module: str) -> "NoReturn":
 
 
 def _import(name: str, module: str) -> "Any":
-    """Import a program's module. Ctrl-C ends the process: a half imported module may swallow it."""
+    """Import a program's module. Ctrl-C ends the process: half imported modules may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 
     def end(*_: object) -> "NoReturn":
@@ -91,7 +91,7 @@ def _import(name: str, module: str) -> "Any":
         os._exit(EXIT_INTERRUPTED)
 
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # Else it is ignored, as below `nohup`.
+    if before is signal.default_int_handler:  # Else SIGINT is ignored, as below `nohup`.
         signal.signal(signal.SIGINT, end)
     imported = _import_quickly(module)
     signal.signal(signal.SIGINT, before)
@@ -111,7 +111,7 @@ def _import_quickly(module: str) -> "Any":
 
 
 def import_structlog() -> None:
-    """Import structlog without rich, which it imports for tracebacks that no log of ours has."""
+    """Import structlog without rich, which structlog loads for tracebacks that our logs lack."""
     if "rich" not in sys.modules:
         sys.modules["rich"] = None  # type: ignore[assignment]  # `import rich` fails by this.
         import_module("structlog")
@@ -121,7 +121,7 @@ def import_structlog() -> None:
 def command(module: str, *arguments: str) -> "list[str]":
     """Return the command that runs `main` of one of our modules in a separate process.
 
-    It imports neither from the working directory nor, in place of standard modules, from
+    The process imports neither from the working directory nor, in place of standard modules, from
     PYTHONPATH: policies lie there, under names such as `random.py`.
     """
     program = f"from {__name__} import main; main()"  # `-m` imports standard modules before it.
@@ -161,7 +161,8 @@ def _put_standard_library_first() -> None:
 def _open_standard_streams(name: str) -> None:
     """Replace closed standard streams by /dev/null; have all streams escape what they cannot show.
 
-    Otherwise the next opened files would get the streams' numbers; libuv ends the process then.
+    Without open streams, the next files would get the streams' numbers, and libuv ends a process
+    with such files.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.

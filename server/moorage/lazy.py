@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LazyModule:
-    """A stand-in for a module that imports it at the first use, and caches used attributes."""
+    """A stand-in for a module: imports the module at the first use, and caches used attributes."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -55,8 +55,8 @@ class DeviceId(NamedTuple):
     """The identity of a device, which does not depend on its name on the node.
 
     Args:
-        uuid: Its UUID; empty if the inventory has none.
-        parent: UUID of the GPU that it is a MIG instance of; empty for a whole GPU.
+        uuid: The device's UUID; empty if the inventory has none.
+        parent: UUID of the GPU of which the device is a MIG instance; empty for a whole GPU.
     """
 
     uuid: str = ""
@@ -75,19 +75,19 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     """One machine of a cluster, with its total amounts.
 
     Args:
-        id: Its name within the cluster.
-        cpu_milli: Its CPU.
-        memory_mib: Its memory.
-        gpus: Its devices.
+        id: The node's name within the cluster.
+        cpu_milli: The node's CPU.
+        memory_mib: The node's memory.
+        gpus: The node's devices.
         rack: The rack of the node.
         labels: The labels in the inventory.
         identity: The keys that identify the machine under any name: `machine ID`,
             `provider ID`, and `device UUID` for each GPU; empty if the inventory has none.
         duplicate_of: The node, as `cluster/node`, that was registered first for the same machine;
             this node then has no capacity. Only the core sets this field.
-        unavailable: Why no workload can start there now, e.g. `cordoned`; empty: one can. Leases
-            keep their resources there, and no other resources of the node are free.
-        zone: The zone of its rack, which may fail as a whole.
+        unavailable: Why no workload can start on the node now, e.g. `cordoned`; empty: one can.
+            Leases keep their resources there, and no other resources of the node are free.
+        zone: The zone of the node's rack, which may fail as a whole.
         devices: The identities of `gpus`, in the same order; empty if the inventory has none.
     """
 
@@ -114,7 +114,7 @@ class Cluster(msgspec.Struct, frozen=True, gc=False):
 class Requirement(NamedTuple):
     """A condition on one label of a node, in the form of Kubernetes' `matchExpressions`.
 
-    The keys `moorage/cluster` and `moorage/node` are the ids of the two.
+    The keys `moorage/cluster` and `moorage/node` are the ids of the node's cluster and of the node.
     """
 
     key: str
@@ -134,7 +134,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         memory_mib: Memory on each node.
         nodes: Number of different nodes (a gang), each holding all of the above.
         topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
-            `rack` and `zone`: the nodes of a gang share one, of one cluster.
+            `rack` and `zone`: the nodes of a gang share a rack or zone of one cluster.
         where: Requirements on the labels of each node, all of which must hold.
     """
 
@@ -154,9 +154,9 @@ class Share(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         cluster_id: The cluster.
-        node_id: The node within it.
+        node_id: The node within the cluster.
         gpus: Ids of the devices held.
-        gpu_milli: Thousandths held of each of them.
+        gpu_milli: Thousandths held of each of these devices.
         cpu_milli: CPU held.
         memory_mib: Memory held.
     """
@@ -179,7 +179,7 @@ overtaken this often goes before the others of its priority, whatever their fair
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
-"""Each pause is twice as long as the one before, and none is longer than this."""
+"""Longest pause between two starts; each pause is twice as long as the one before."""
 RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 """The resources that quotas and shares limit."""
 
@@ -198,8 +198,8 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
     Args:
         weight: A tenant with twice the weight may hold twice as much before others go first.
         nominal: The tenant's own quota; None: no limit.
-        borrow: The unused quota of others that it may hold as well; None: nothing.
-        lend: Its unused quota that others may hold; None: all of it.
+        borrow: The unused quota of others that the tenant may hold as well; None: nothing.
+        lend: The tenant's unused quota that others may hold; None: all of it.
         notice_seconds: How long borrowed leases may stay once the tenant needs its quota.
     """
 
@@ -278,12 +278,12 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         attempt: The number of the start, from 1.
-        phase: `succeeded`, or `failed` if it did not start, or died.
+        phase: `succeeded`, or `failed` if the workload did not start, or died.
         detail: One sentence for a person.
         at: Time of the end, in seconds since the epoch.
-        nodes: The nodes on which it ran: pairs of cluster and node.
+        nodes: The nodes on which the workload ran: pairs of cluster and node.
         exit_code: Exit code of a process; negative: a signal's number; None: unknown.
-        log_tail: The last lines of output, if it failed.
+        log_tail: The last lines of output, if the workload failed.
     """
 
     attempt: int
@@ -300,7 +300,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         id: The server's id of the request.
-        tenant: The owner.
+        tenant: The tenant that sent the request.
         policy: The policy that proposes.
         candidates: The candidate clusters, or None for all live ones.
         demand: The resources that must fit, or None if the request has no `resources`; see
@@ -315,8 +315,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         explain: Whether the reply has the reasons.
         dry_run: Whether to decide, verify and answer without holding anything.
         size: Bytes of inputs, parameters, settings and spec as JSON, for the limits of memory.
-        avoid: Nodes where its workload has failed; others are tried first.
-        deadline_seconds: Time limit of one evaluation for it; 0: that of the policy.
+        avoid: Nodes where the request's workload has failed; other nodes are tried first.
+        deadline_seconds: Time limit of one evaluation for the request; 0: that of the policy.
         alternatives: Acceptable demands, the preferred one first; `demand` is the one that is
             decided.
     """
@@ -347,7 +347,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def project(self) -> str:
-        """The project of the tenant to which the request counts; "" for none."""
+        """The project of the tenant to which the request counts; "" for no project."""
         return self.terms.project if self.terms else ""
 
 
@@ -360,7 +360,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     """A notice that a lease must end for another request.
 
     Args:
-        by: The request that needs its place.
+        by: The request that needs the lease's place.
         until: When the lease ends, in seconds since the epoch, if that request still waits then.
         reason: One sentence for a person, with the request and its reason.
     """
@@ -373,41 +373,42 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to hold a placement until it is ended.
 
-    Used capacity is always computed from the existing leases, and never stored beside them.
+    Used capacity is always computed from the existing leases, and never stored beside the leases.
 
     Args:
-        id: The id of the request that it was granted to.
-        tenant: The owner.
-        token_digest: Digest of its token, which lets a client renew and release the lease.
+        id: The id of the lease, and of the request that got it.
+        tenant: The owner of the lease.
+        token_digest: Digest of the token that lets a client renew and release the lease.
         policy: The policy that proposed the placement.
         placement: The held resources.
         fencing: Grows with every grant of this server and never repeats.
         granted_at: Time of the grant, in seconds since the epoch.
         expires_at: End of the lease unless it is renewed, in seconds since the epoch.
-        terms: The terms in its request.
-        provision: Its workload, or None.
+        terms: The terms in the lease's request.
+        provision: The lease's workload; None: the lease has no workload.
         state: `granted`; `starting` while a backend starts its workload; `active` once that
             runs; `failing` when the workload ended by itself, until the backend has removed its
             remains; `queued` while it waits for another place because its workload failed (it holds
             nothing then); `ending` while the backend stops or resets it (its GPUs are still held);
             `warm` while its workload waits for the next equal request, and no tenant owns the lease
             (its GPUs are still held); `ended`.
-        reason: Why it is queued, ending, warm or ended; empty in the other states.
-        endpoint: The network address of its running workload; empty if it has none.
-        attempt: The number of this start of its workload, from 1.
-        outcome: The last end of its workload by itself; None if it never ended by itself.
-        asked_at: When its request arrived; its age in the queue counts from this time.
+        reason: Why the lease is queued, ending, warm or ended; empty in the other states.
+        endpoint: The network address of the running workload; empty if it has none.
+        attempt: The number of the present start of the workload, from 1.
+        outcome: The last end of the workload by itself; None if it never ended by itself.
+        asked_at: When the request arrived; the lease's age in the queue counts from this time.
         ask: The request, as long as a failure may requeue the lease.
-        inherited: Name of the warm workload that the lease took over; empty: it started its own.
-        likeness: See `core.lifecycle.leases.likeness`; empty if it may not stay warm.
-        retry_at: End of its pause while it is queued, in seconds since the epoch; else 0.
-        faults: While it is queued, how often in a row its policy could not answer.
+        inherited: Name of the warm workload that the lease took over; empty: the lease started its
+            own workload.
+        likeness: See `core.lifecycle.leases.likeness`; empty if the workload may not stay warm.
+        retry_at: End of the pause of a queued lease, in seconds since the epoch; else 0.
+        faults: How often in a row the policy of the queued lease could not answer.
         notice: The notice that the lease must give way; None: there is none.
         choice: The number of the granted alternative, from 0; None: the request had none.
         devices: For each share of `placement`, the identities of its `gpus`, in the same order;
             empty if the inventory has none.
-        lost: The devices that are no longer on its nodes; no other lease gets them while this one
-            lasts.
+        lost: The devices that are no longer on the lease's nodes; no other lease gets these devices
+            while this lease lasts.
     """
 
     id: RequestId
@@ -482,7 +483,7 @@ class Code(StrEnum):
     TOO_LARGE = "too_large"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
-    # What it names.
+    # Objects that the message names.
     UNKNOWN_POLICY = "unknown_policy"
     UNKNOWN_CLUSTERS = "unknown_clusters"
     UNKNOWN_LEASE = "unknown_lease"

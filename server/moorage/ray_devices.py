@@ -57,7 +57,7 @@ class Holders:
 
     Args:
         ours: Returns Ray's ids of the caller's actors that may have a device of another lease,
-            until they are started again.
+            until these actors are started again.
     """
 
     def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:
@@ -109,7 +109,7 @@ class Holders:
                     try:
                         given, names = self._wait_for_device(ref, node, missing.values(), given_up)
                     except DeviceError:
-                        ray.kill(others[-1], no_restart=True)  # It has not started yet.
+                        ray.kill(others[-1], no_restart=True)  # That actor has not started yet.
                         raise
                     if not named:  # Ray's names of the devices are known now.
                         named = names
@@ -129,7 +129,7 @@ class Holders:
         began = time.monotonic()
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             if given_up is not None and given_up.is_set():
-                raise DeviceError("its start was cancelled")
+                raise DeviceError("the start of the workload was cancelled")
             waited = time.monotonic() - began
             late = waited > GIVE_SECONDS_MAX
             if late or (waited > FREE_SECONDS_MAX and self._foreign(node, missing)):

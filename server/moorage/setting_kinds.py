@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
 PREFIX: Final = "MOORAGE_"
-"""A setting's name in the environment is this and its own name in capitals."""
+"""Start of a setting's name in the environment; the setting's own name in capitals follows."""
 NAME_CHARS_MAX: Final = 253
-"""Length of the id of a cluster."""
+"""Maximum characters of a name, such as the id of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Setting:
 
     Args:
         about: The effect of the setting, for operators.
-        flag: Its flag of `moored serve`; empty if it has none.
-        default: Its default as an operator would write it.
-        name: Its key in the TOML file, and the attribute that it becomes.
+        flag: The setting's flag of `moored serve`; empty if it has none.
+        default: The setting's default as an operator would write it.
+        name: The setting's key in the TOML file, and the attribute that it becomes.
     """
 
     kind: SettingKind

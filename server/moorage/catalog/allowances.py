@@ -6,8 +6,8 @@ from typing import Final
 REQUESTS_MAX: Final = 2
 """Maximum requests to external services that one allocation request may cause."""
 SPENT: Final = (
-    f"A request may cause at most {REQUESTS_MAX} requests to external services, and this one "
-    "caused them. Their answers are stored for the next request."
+    f"A request may cause at most {REQUESTS_MAX} requests to external services, and this "
+    "request caused them. Their answers are stored for the next request."
 )
 """The text of a warning or refusal for an external request that was not sent."""
 

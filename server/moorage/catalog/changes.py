@@ -49,14 +49,14 @@ class PolicyPut:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDeleted:
-    """A policy was deleted. Leases that it proposed stay."""
+    """A policy was deleted. Leases that the policy proposed stay."""
 
     uri: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClustersListed:
-    """A registry was read that was unreachable at the start: these are all its clusters."""
+    """An unreachable registry was read for the first time: these are all its clusters."""
 
     cluster_ids: frozenset[ClusterId]
 

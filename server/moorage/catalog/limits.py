@@ -5,7 +5,7 @@ from typing import Final
 CLUSTERS_MAX: Final = 10_000
 """Maximum cluster documents, and metrics documents; one more is refused with `too_large`.
 
-This and all other limits of records have an extra part for tenants with few records: see
+`CLUSTERS_MAX` and all other limits of records have an extra part for tenants with few records: see
 `core.state.tenant_loads.fits`."""
 BLOCKS_MAX: Final = 10_000
 """Maximum block documents, and metrics of blocks; one more is refused with `too_large`."""
@@ -16,7 +16,7 @@ GPUS_PER_NODE_MAX: Final = 128
 the largest node.
 """
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Maximum bytes of one document as JSON; larger ones are refused with `too_large`."""
+"""Maximum bytes of one document as JSON; a larger one is refused with `too_large`."""
 POLICIES_MAX: Final = 10_000
 """Maximum number of registered policy versions; one more is refused with `too_large`."""
 ALIASES_MAX: Final = 1000

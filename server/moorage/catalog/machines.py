@@ -1,6 +1,6 @@
 """Identifies the machines of registered nodes, so that no machine is registered twice.
 
-All of it runs in the store's thread, before a change is committed. The commit may fail, so before a
+The checks run in the store's thread, before a change is committed. The commit may fail, so before a
 refusal the remembered cluster is looked up in the file.
 """
 
@@ -32,7 +32,7 @@ class Machines:
         self._keys: dict[str, list[str]] = {}
 
     def keep(self, cluster: Cluster) -> None:
-        """Store the machines of a cluster, in place of its earlier ones."""
+        """Store the machines of a cluster, in place of the cluster's earlier machines."""
         for key in self._keys.pop(cluster.id, ()):
             if self._places[key][0] == cluster.id:
                 del self._places[key]
@@ -69,7 +69,7 @@ class Machines:
     ) -> tuple[str, str]:
         """Return the other node of the same machine, as `cluster/node`, and its cluster's owner.
 
-        Both are empty if there is none.
+        Both texts are empty if no other node has the machine.
         """
         for key in node.identity:
             twin = own.get(key)

@@ -1,6 +1,6 @@
 """Opens a catalog: each part is embedded, or mirrors a configured external service.
 
-`daemon` opens the configured catalog; rehearsals and tests open one with all parts embedded.
+`daemon` opens the configured catalog; rehearsals and tests open catalogs without mirrors.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ async def open_catalog(
     """Open and load the records, and read an external registry for the first time.
 
     If the registry does not answer, the catalog opens nevertheless, and refuses allocation requests
-    with `unavailable` until it does.
+    with `unavailable` until the registry answers.
 
     Args:
         records: The stored records; not open yet, and closed by the catalog.
         sources: The allowed sources of policies' code; None: no files, and all public hosts.
-        external: The services to mirror; None: none.
+        external: The services to mirror; None: no service.
         follows: Whether another process writes the records; then `Catalog.following` loads changes.
 
     Raises:
@@ -216,7 +216,7 @@ class _Mirrors:
 
     async def first_read(self) -> None:
         if self._clusters is not None:
-            with contextlib.suppress(ServiceError):  # Requests report it until it answers.
+            with contextlib.suppress(ServiceError):  # Requests report the failure.
                 await self._clusters.read_soon()
 
 

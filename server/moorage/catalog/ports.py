@@ -1,7 +1,7 @@
 """The interface of a catalog: a small Protocol for each part, and `Catalog` for the whole.
 
-`catalog.opening` builds them. Methods that may send requests to a service are `async`, for mirrored
-parts; the hot path calls only plain functions of `Memory`.
+`catalog.opening` builds catalogs. Methods that may send requests to a service are `async`, for
+mirrored parts; the hot path calls only plain functions of `Memory`.
 
 Every refusal is a `protocol.faults.ServiceError`.
 """
@@ -31,7 +31,8 @@ class Blocks(BlockDocuments, Protocol):
     async def fetch(self, allowance: Allowance) -> list[str]:
         """Read outdated metrics again if an external service has them; return warnings.
 
-        Then the metrics for `matching` and `documents` are at most `metrics_fresh_seconds` old.
+        Afterwards the metrics for `matching` and `documents` are at most `metrics_fresh_seconds`
+        old.
         """
 
     async def matching(self, wanted: Filter) -> Sequence[str]:

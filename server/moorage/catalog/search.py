@@ -33,13 +33,13 @@ T = TypeVar("T")
 WAITING_MAX: Final = 1024
 """Maximum searches at one time; one more is refused as `busy`."""
 CHANGED_MAX: Final = 4 * CLUSTERS_MAX
-"""Maximum changed ids collected between two searches; beyond it the next one indexes all again."""
+"""Maximum changed ids collected between two searches; with more, the next search indexes all."""
 
 FEW: Final = 1000
 """Maximum clusters that a search passes to the metrics index; with more, it filters the result."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
-"""Cluster and metrics documents by id; None: deleted."""
+"""Cluster and metrics documents by id; None: the document was deleted."""
 
 
 class ClusterSearch:
@@ -62,7 +62,7 @@ class ClusterSearch:
     async def ask(
         self, action: SearchAction, body: Document, allowance: Allowance
     ) -> list[ClusterId] | None:
-        """Send a search to the external service; return None if none is configured.
+        """Send a search to the external service; return None if no service is configured.
 
         Args:
             action: The kind of search, which defines the body.
@@ -166,7 +166,7 @@ class DocumentSearch:
     ) -> list[str] | None:
         """Return the only document that a condition matches, if it names a known id.
 
-        None: the condition is of another form, and the thread must evaluate it.
+        The result is None for a condition of another form, which the thread must evaluate.
         """
         name = text_at(condition, key)  # Documents are stored by this field.
         return [name] if name in entries and not self._closed else None

@@ -21,7 +21,7 @@ __all__ = [
 
 SearchAction = Literal["filter", "search"]
 DocumentKind = Literal["cluster", "metrics"]
-"""The two fields of a request that describe candidate clusters instead of naming them."""
+"""The kinds of documents that describe a cluster: its own document, and its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ Examine = Callable[[PolicyRecord], Awaitable[str]]
 class PreparedPolicy:
     """A policy whose document is checked, but which is not registered yet.
 
-    Its code has not been compiled or run: the registration first loads it in a jail, and runs its
-    examples.
+    The policy's code has not been compiled or run: the registration first loads it in a jail, and
+    runs its examples.
 
     Args:
         warnings: Sentences for the author about faults that do not prevent the registration.

@@ -1,1 +1,1 @@
-"""The allocator: a pure state machine. Events come in, facts stay, effects go out."""
+"""The allocator: a state machine without I/O that takes events and returns facts and effects."""

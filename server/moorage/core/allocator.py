@@ -75,8 +75,8 @@ class Allocator:
     """Owns the state of all requests and leases.
 
     Args:
-        requeue_pause_seconds: How long a lease waits after its workload failed before the second
-            start; twice as long before each later start.
+        requeue_pause_seconds: How long a lease whose workload failed waits before its second start;
+            the wait doubles before each later start.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
@@ -126,14 +126,14 @@ class Allocator:
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key used, or ""."""
+        """Return the URI of the policy that the first request with this key named, or ""."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
         """Restore the state from the ledger's facts. No decision is made again.
 
         Args:
-            facts: The ledger's facts; after `follow`, only those that it has not applied.
+            facts: The ledger's facts; after `follow`, only facts that `follow` has not applied.
             fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         """
         self.follow(facts)
@@ -143,7 +143,7 @@ class Allocator:
         self._warm.restore()
 
     def follow(self, facts: Iterable[Fact]) -> None:
-        """Apply the facts of another allocator, which continue those applied before."""
+        """Apply facts of another allocator, which continue the facts applied before."""
         queue = self.requests.queue if self._keeps_index else None
         for fact in facts:
             if queue is not None:
@@ -153,7 +153,7 @@ class Allocator:
                 queue.put_in(fact)
 
     def index(self) -> Iterator[None]:
-        """Build the index of all waiters, which `follow` updates; it may pause at each yield."""
+        """Build the index of all waiters, which `follow` updates; each yield allows a pause."""
         if not self._keeps_index:
             yield from self.requests.queue.index()
             self._keeps_index = True
@@ -163,7 +163,7 @@ class Allocator:
             pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from a followed state; this records no fact."""
+        """Answer a question from a followed state, without recording a fact."""
         self._index_all()
         turn = self._turn.begin(now)
         self._answer_inquiry(inquiry)
@@ -193,8 +193,8 @@ class Allocator:
             now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:
-            Facts that the caller makes durable, and effects that it carries out afterwards (kinds
-            in `EARLY` may leave at once).
+            Facts that the caller makes durable, and effects that the caller carries out afterwards
+            (kinds in `EARLY` may leave at once).
         """
         turn = self.begin(event, now)
         if self._turn.wakes:
@@ -202,7 +202,7 @@ class Allocator:
         return turn
 
     def begin(self, event: Event, now: float) -> Turn:
-        """Handle one event, but serve no waiters; `finish` does that.
+        """Handle one event, but serve no waiters: `finish` serves them.
 
         See `step`, which does both in one turn.
         """

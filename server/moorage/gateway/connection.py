@@ -42,7 +42,7 @@ class GatewayConnection(ServerConnection):
         address: The client's address.
         session_id, caller, bearer, cookies: Set by a successful opening handshake: the caller, and
             the token or the console's cookies that identified the caller.
-        is_agent: Whether an agent's token or key let it in.
+        is_agent: Whether the gateway accepted the connection for an agent's token or key.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -70,7 +70,7 @@ class GatewayConnection(ServerConnection):
         """Whether the client ended its side, or the connection was lost, while messages were
         unread."""
         self._large: Frame | None = None
-        """The last large message. The library holds it until the next frame comes."""
+        """The last large message. The library holds this message until the next frame comes."""
         self._queued_bytes = 0
         """Bytes of a large message that waits to be taken; nothing after it is read meanwhile."""
         self._taken_bytes = 0
@@ -278,7 +278,7 @@ class GatewayConnection(ServerConnection):
     def taking(self, count: int) -> Iterator[None]:
         """Stop reading while a received large message waits for its turn."""
         self._queued_bytes, self._taken_bytes = 0, count
-        if self._large is not None and not self.recv_messages.frames:  # Else: the next message.
+        if self._large is not None and not self.recv_messages.frames:  # Else the next message.
             self._large.data, self._large = b"", None
         self._read_no_more()
         try:

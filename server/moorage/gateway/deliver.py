@@ -21,7 +21,7 @@ Taking = asyncio.Future[None] | Coroutine[object, object, None] | None
 class AgentDoor(Protocol):
     """Serves the agents of machines, on a separate path and without sessions.
 
-    The gateway carries their frames, and knows nothing of them.
+    The gateway carries the agents' frames, and knows nothing of them.
     """
 
     async def admits(self, secret: str | None) -> bool | None:
@@ -59,7 +59,7 @@ class Deliver(Protocol):
         """
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
-        """Handle the end of a session that was not resumed. No request of it comes after this."""
+        """Handle the end of a session that was not resumed. The session sends no more requests."""
 
     def fail(self, error: BaseException) -> None:
         """Report an unexpected exception, which is a defect. The daemon ends the process."""

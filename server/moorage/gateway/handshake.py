@@ -30,14 +30,14 @@ class Doorman:
 
     Args:
         settings: The limits.
-        authenticate: Given the bearer token, or None if there was none, returns the caller,
-            or None to refuse.
+        authenticate: Given the bearer token (None: the request has none), returns the caller, or
+            None to refuse the request.
         counts: The counters of refusals.
         sessions: The connections that have a session.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
-        pending: Given the bearer token, returns an awaitable to wait for before `authenticate` can
-            judge it. Its result: whether the token can be judged now. None: no wait is needed.
+        pending: Given the bearer token, returns None if `authenticate` can judge the token at once.
+            Otherwise returns an awaitable; its result: whether the token can be judged now.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Doorman:
     ) -> Response | Awaitable[Response | None] | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
         if not isinstance(connection, GatewayConnection):
-            raise TypeError("the gateway's server makes connections of its own class")
+            raise TypeError("expected a GatewayConnection, as the gateway's server makes it")
         if request.method != "GET":
             answer = connection.respond(
                 http.HTTPStatus.METHOD_NOT_ALLOWED, "This port takes GET requests only.\n"
@@ -153,7 +153,7 @@ class Doorman:
         return answer
 
     def _bearer(self, request: Request) -> tuple[str | None, bool]:
-        """Return the token of a request, from a header or a subprotocol; False: no valid one."""
+        """Return the token in a header or a subprotocol, and whether the credential is valid."""
         bearer, readable = token_of(request.headers.get_all("Authorization"))
         offered = read_subprotocols(request.headers.get_all("Sec-WebSocket-Protocol"))
         if bearer is None and offered is not None:

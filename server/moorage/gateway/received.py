@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Final, Protocol
 
 RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Maximum bytes of incomplete messages; one tenant may use three quarters of it. Beyond it, they
-are read no further until there is room.
+"""Maximum bytes of incomplete messages; one tenant may use three quarters of it. Beyond it, such
+messages are read no further until there is room.
 """
 PART_BYTES_MIN: Final = 64 * 1024
 """Messages below this size are not counted: they are read at once."""

@@ -1,7 +1,7 @@
 """The WebSocket server: owns the sessions, delivers each answer to its session, stops cleanly.
 
-The daemon makes one, starts it, answers through `tell` and closes it. The gateway runs on the
-current event loop; all of its methods are called from that loop.
+The daemon makes one `Gateway`, starts it, answers through `tell` and closes it. The gateway runs on
+the current event loop; all of its methods are called from that loop.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ class Gateway:
 
     Args:
         settings: The limits.
-        authenticate: Given the bearer token of a handshake, or None if there was none,
-            returns the caller, or None to refuse with 401.
+        authenticate: Given the bearer token of a handshake (None: it has none), returns the caller,
+            or None to refuse the handshake with 401.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
         pending: The same as the `pending` of `Doorman`.
@@ -111,7 +111,7 @@ class Gateway:
         tls: ssl.SSLContext | None = None,
         agents: AgentDoor | None = None,
     ) -> int:
-        """Listen.
+        """Listen for connections, and serve them.
 
         Args:
             deliver: Handles the requests.
@@ -173,7 +173,7 @@ class Gateway:
         Args:
             deliver: The new handler.
             agents: Serves the agents of machines.
-            goes_on: Returns whether a session may stay open, since it would miss nothing.
+            goes_on: Returns whether a session misses nothing, so that it may stay open.
         """
         while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
@@ -207,7 +207,8 @@ class Gateway:
     async def close(self, *, patient: bool = True) -> None:
         """Stop: send all due replies, then close all sessions with 1012.
 
-        After `drain`, it takes at most twice `close_seconds_max`. A second call does nothing.
+        After `drain`, this call takes at most twice `close_seconds_max`. A second call does
+        nothing.
         """
         await self.drain(patient=patient)
         server, self._server = self._server, None
@@ -224,14 +225,14 @@ class Gateway:
         await server.wait_closed()
 
     def tell(self, to: Address, reply: bytes) -> None:
-        """Answer a message. Call it once per message; a session that is gone gets no answer.
+        """Answer a message, once per message; a session that is gone gets no answer.
 
         Args:
             to: The address that came with the message.
             reply: JSON text, as made by `protocol.replies`.
 
         Raises:
-            AssertionError: The message has been answered, or there never was one.
+            AssertionError: The message has been answered, or never existed.
         """
         session = self._sessions.get(to.session)
         if session is None:
@@ -348,7 +349,7 @@ class Gateway:
                 session = self._resume(session, message)
         finally:
             self._open.remove(connection)
-            if session.connection is connection:  # Otherwise another session has it now.
+            if session.connection is connection:  # Otherwise another session has the connection.
                 self._keep_or_end(session)
 
     async def _handle_agent(self, connection: GatewayConnection) -> None:
@@ -411,7 +412,7 @@ class Gateway:
         session.lasts = False
         if session.expiry_timer is None:
             self._close(session.connection, code, reason)
-        else:  # It has no connection.
+        else:  # The session has no connection.
             self._end(session)
 
     def _close(self, connection: GatewayConnection, code: int, reason: str) -> None:

@@ -1,8 +1,8 @@
 """One client's session: handles its messages in order, and sends each reply to it.
 
-The gateway makes one per connection. Every message gets a number; a message without `id` is also
-given the next place in the line of replies, and its reply waits there for the replies before it. A
-reply to a message with `id` goes out as soon as it is known.
+The gateway makes one session per connection. Every message gets a number; a message without `id` is
+also given the next place in the line of replies, and its reply waits there for the replies before
+it. A reply to a message with `id` goes out as soon as it is known.
 
 Nothing is dropped and nothing grows without bound: at `inflight_max` unanswered and unwritten
 messages, the session stops reading until some of these messages are gone.
@@ -101,9 +101,9 @@ class Session:
     A session that loses its connection buffers its messages until it is resumed over another one.
 
     Args:
-        connection: Its connection, already open.
-        deliver: The receiver of its requests.
-        settings: Its limits.
+        connection: The session's connection, already open.
+        deliver: The receiver of the session's requests.
+        settings: The limits of the gateway.
         counts: The counters, which all sessions share.
         turns: The turns of all sessions to read large messages.
         shares: Limits the time for small messages in one turn of the event loop.
@@ -111,7 +111,7 @@ class Session:
 
     Attributes:
         deliver: The present receiver of its requests; it may change.
-        lasts: Whether it can be resumed after a lost connection.
+        lasts: Whether the session can be resumed after a lost connection.
         expiry_timer: Closes the session if it is not resumed in time.
     """
 
@@ -161,7 +161,7 @@ class Session:
         self._flush_due = False
         self._gone = False
         self._left = False
-        """The client had left when the session was last made to wait."""
+        """Whether the client had left when the session was last made to wait."""
         self._slow: asyncio.TimerHandle | None = None
         self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -197,7 +197,7 @@ class Session:
         """
         connection = self.connection
         try:
-            if self._tasks:  # Of the previous connection: they are handled in order.
+            if self._tasks:  # Tasks of the previous connection are handled in order.
                 await asyncio.wait(self._tasks)
             while True:
                 frame = await connection.recv()
@@ -205,7 +205,7 @@ class Session:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
                 taking = await take(frame)
-                del frame  # Otherwise it stays in memory until the next one.
+                del frame  # Otherwise the frame stays in memory until the next one.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
@@ -246,7 +246,7 @@ class Session:
                 return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
-        """Return whether a caller may resume this session: it lasts, with equal tenant and role."""
+        """Return whether a caller may resume this session: one of the session's tenant and role."""
         mine = self.caller
         return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
 
@@ -264,7 +264,7 @@ class Session:
             self._space.set_result(None)  # Wakes the reader of the previous connection.
         self._space = None
         self._number += 1
-        # Its reply has no place in the line, where it would wait for earlier replies.
+        # The reply to `resume` has no place in the line, where it would wait for earlier replies.
         self._unanswered[self._number] = "" if message.id is None else message.id
         self._hand_over(Address(self.id, self._number), message, ())
         self._flush()  # At once: the next connection that resumes it must not get this reply.
@@ -325,7 +325,7 @@ class Session:
 
     def _is_pointless(self, message: Request) -> bool:
         """Return whether the client of a message has left, so that its answer is of no use."""
-        if self.lasts:  # It may be resumed; only lists are too large for the buffer.
+        if self.lasts:  # A session may be resumed; only lists are too large for its buffer.
             return self._gone and type(message) in _LISTINGS
         if isinstance(message, AllocationRequest) and message.lease:
             return self._left  # The lease would have no holder.
@@ -380,10 +380,10 @@ class Session:
     # Out -----------------------------------------------------------------------------------
 
     def tell(self, number: int, reply: bytes) -> None:
-        """Answer a message.
+        """Answer one of the session's messages.
 
         Raises:
-            AssertionError: The message has been answered, or there never was one.
+            AssertionError: The message has been answered, or never existed.
         """
         if number not in self._unanswered:
             raise AssertionError(f"message {number} of session {self.id} has no open request")

@@ -1,6 +1,6 @@
 """Every limit of the gateway, with the answer that a client gets at the limit.
 
-`config` fills it in; `Gateway` obeys it. Source of the defaults:
+`config` fills in the settings; `Gateway` obeys them. Source of the defaults:
 docs/reference/sandbox.md, "WebSocket settings".
 """
 
@@ -16,12 +16,12 @@ INFLIGHT_MAX: Final = 256
 PARKED_MAX: Final = 4_096
 EVENTS_MAX: Final = 1_024
 HELD_BYTES_MAX: Final = 262_144
-"""Buffered bytes of a session without a connection. Beyond it, replies end it; news are missed."""
+"""Buffered bytes of a lost session; beyond them, a reply ends the session, and news are missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """The bounds of the gateway.
+    """The limits of the gateway, in bytes, numbers and seconds.
 
     Args:
         message_bytes_max: Size of one message, after decompression. Beyond it: close 1009.

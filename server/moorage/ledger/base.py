@@ -23,7 +23,7 @@ from moorage.core.state.facts import Fact
 from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, StorageLocked
 
 PENDING_FACTS_MAX: Final = 50_000
-"""Facts handed over but not durable yet; beyond it `append` waits, in order of the calls."""
+"""Maximum facts handed over but not durable; with more, calls of `append` wait, in their order."""
 PAGE_FACTS_MAX: Final = 1_000
 """Maximum entries of one page of `read` and `history`; a larger `limit` is reduced to it."""
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -37,7 +37,7 @@ CHECKPOINTS_KEPT: Final = 2
 
 
 class LedgerError(Exception):
-    """The ledger cannot do this; the message says what to do."""
+    """The ledger cannot do what was asked; the message gives the remedy."""
 
 
 class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
@@ -45,7 +45,7 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
 
     Args:
         place: The ledger, as its owner calls it.
-        pid: The process that holds it, as it wrote down itself; None if it has not yet.
+        pid: The process that holds the ledger, as it noted itself; None if it has not done so yet.
         reason: The whole message; empty: the usual message about a file.
     """
 
@@ -76,7 +76,7 @@ class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
         where: The fact's place, e.g. `fact 17`.
         kind: The kind that is stored.
         version: The version that is stored.
-        known: The newest version of that kind that this release reads; None if it knows none.
+        known: The newest version of that kind that this release reads; None if it reads no version.
     """
 
     def __init__(self, where: str, kind: str, version: int, known: int | None) -> None:
@@ -110,8 +110,8 @@ class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
     """A write to the disk failed. The facts of that write may or may not be there.
 
     There is no retry: after a failed sync the kernel may have dropped the unwritten pages, and a
-    second sync would succeed without them. The process must end; the next one reads what the disk
-    really holds.
+    second sync would succeed without them. The process must end; the next process reads what the
+    disk really holds.
     """
 
 
@@ -120,8 +120,8 @@ class LedgerEntry:
     """One fact as it was stored.
 
     Args:
-        seq: Its number in the history, from 1, without gaps.
-        at: The time at which it was appended, in seconds since the epoch.
+        seq: The fact's number in the history, from 1, without gaps.
+        at: The time at which the fact was appended, in seconds since the epoch.
     """
 
     seq: int
@@ -133,8 +133,8 @@ class Position(NamedTuple):
     """A place in one history of facts.
 
     Args:
-        seq: Its last fact; 0: none.
-        chain: The checksum over all facts up to it.
+        seq: The last fact before this place; 0: none.
+        chain: The checksum over all facts up to this fact.
     """
 
     seq: int
@@ -150,7 +150,7 @@ class Recovery:
             the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the first fact that
             cannot be read.
         last_seq: The last fact of the history; 0 if it is empty.
-        checkpoint_seq: The fact as of which the checkpoint was taken; 0 if there is none.
+        checkpoint_seq: The fact as of which the checkpoint was taken; 0: no checkpoint.
         warnings: Damage that recovery worked around, each a sentence for the log.
         fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         goes_on: Whether the facts are only those after the position given at `open`.
@@ -165,7 +165,7 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """Readable facts, in order. The oldest may be pruned. Used from one event loop."""
+    """The readable facts of a ledger, in order, for one event loop. The oldest may be pruned."""
 
     @property
     def last_seq(self) -> int:
@@ -185,14 +185,14 @@ class LedgerHistory(Protocol):
         Raises:
             LedgerCorrupt: A fact is not as it was written.
             FactUnknown: A newer release wrote a fact.
-            LedgerFailed: The disk refused.
+            LedgerFailed: The disk could not be read.
             LedgerError: The ledger is not open.
         """
 
     async def read(
         self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
     ) -> list[LedgerEntry]:
-        """Return the facts after a seq, oldest first; errors as `history`.
+        """Return the facts after a seq, oldest first; errors as in `history`.
 
         Args:
             after: The position to read from, as in `history`.
@@ -204,7 +204,7 @@ class LedgerHistory(Protocol):
         """Return when the oldest remaining fact was appended; None: no fact was pruned.
 
         Raises:
-            LedgerFailed: The disk refused.
+            LedgerFailed: The disk could not be read.
             LedgerError: The ledger is not open.
         """
 
@@ -244,7 +244,7 @@ class Ledger(LedgerHistory, Protocol):
     def append(
         self, facts: Sequence[Fact], at: float, *, lone: bool = False
     ) -> Coroutine[Any, Any, int]:
-        """Store facts; they are durable when this is awaited to its end.
+        """Store facts; they are durable when this call is awaited to its end.
 
         Several calls may be under way. Facts are stored in the order of the calls, those of one
         call all or not at all. One transaction stores the facts of all waiting calls. A call that
@@ -261,7 +261,7 @@ class Ledger(LedgerHistory, Protocol):
 
         Raises:
             FactUnwritable: A fact is not plain JSON; no fact was stored.
-            LedgerFailed: The disk refused. Every later call raises the same.
+            LedgerFailed: The disk could not be written. Every later call raises the same error.
             LedgerError: The ledger is not open.
         """
 
@@ -269,7 +269,8 @@ class Ledger(LedgerHistory, Protocol):
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
         The checkpoint is encoded and written in pieces, so that appends continue meanwhile. The
-        newest two checkpoints stay. A crash in the middle leaves the older ones as they were.
+        newest two checkpoints stay. A crash in the middle leaves the older checkpoints as they
+        were.
 
         Args:
             seq: The seq of an appended fact, not older than the last checkpoint's.
@@ -277,7 +278,7 @@ class Ledger(LedgerHistory, Protocol):
 
         Raises:
             FactUnwritable: A fact is not plain JSON; no checkpoint was made.
-            LedgerFailed: The disk refused.
+            LedgerFailed: The disk could not be written.
             LedgerError: `seq` is out of range, or the ledger is not open.
         """
 
@@ -295,7 +296,7 @@ class Ledger(LedgerHistory, Protocol):
             Whether there are more facts to delete.
 
         Raises:
-            LedgerFailed: The disk refused.
+            LedgerFailed: The disk could not be written.
             LedgerError: The ledger is not open.
         """
 
@@ -303,7 +304,7 @@ class Ledger(LedgerHistory, Protocol):
         """Wait until all appended facts are durable, and close. A second call does nothing.
 
         Raises:
-            LedgerFailed: The disk refused.
+            LedgerFailed: The disk could not be written.
         """
 
 

@@ -1,9 +1,9 @@
-"""Facts as JSON and back: kinds, versions, checksums. Both ledgers store through here.
+"""Converts facts to JSON and back, with kinds, versions and checksums, for all ledgers.
 
 Every fact is stored with the name of its kind and the version of that kind's shape. Any change
 of a shape, an added field included, is a new version: an older release then refuses the fact
 instead of dropping what it does not know. `UPGRADES` brings older versions up to date.
-`tests/ledger/shapes.json` pins the shapes, so that no change slips by without its version.
+`tests/ledger/shapes.json` pins the shapes, so that each change needs a new version.
 """
 
 import zlib
@@ -60,8 +60,8 @@ class FactKind:
     """One kind of fact on disk.
 
     Args:
-        name: Its permanent name on disk, even if the class is renamed.
-        version: The current version of its shape, from 1.
+        name: The kind's permanent name on disk, even if the class is renamed.
+        version: The current version of the kind's shape, from 1.
     """
 
     name: str
@@ -111,7 +111,8 @@ def _same(record: JsonObject) -> JsonObject:
 def _with_devices(record: JsonObject) -> JsonObject:
     """Return a cluster of the first version with the UUIDs of devices that its `identity` implies.
 
-    Its `identity` has the UUIDs of all devices in their order, and those that have instances.
+    The `identity` of a node has the UUIDs of all devices in their order, and of those that have
+    instances.
     """
     for node in record["cluster"]["nodes"]:
         keys = [key for key in node.get("identity", ()) if key.startswith(DEVICE)]
@@ -127,7 +128,7 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("granted", 1): _same,
     ("carried", 1): _same,
 }
-"""By kind and old version: the step to the next version. Steps are chained and never removed."""
+"""The steps from each old version of a kind to the next version. They are chained and kept."""
 
 
 class _Line(msgspec.Struct):
@@ -145,7 +146,7 @@ class Codec:
         upgrades: The upgrades of old facts, as `UPGRADES`.
 
     Raises:
-        ValueError: A kind has older versions without an upgrade from each of them.
+        ValueError: `upgrades` lacks the upgrade from an older version of a kind.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Codec:
         while the request that caused it can be named, not at the next start.
 
         Raises:
-            FactUnwritable: The fact is of no known kind, or JSON cannot hold it.
+            FactUnwritable: The fact is of no known kind, or JSON cannot hold the fact.
         """
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
@@ -215,7 +216,7 @@ class Codec:
         """Return facts as lines of JSON that carry their kinds and versions.
 
         Raises:
-            FactUnwritable: As `encode`.
+            FactUnwritable: JSON cannot hold one of the facts.
         """
         return b"\n".join(
             self._encode(_Line(kind.name, kind.version, msgspec.Raw(body)))
@@ -223,7 +224,7 @@ class Codec:
         )
 
     def unpack(self, part: bytes, place: str, where: str) -> Iterator[Any]:
-        """Return the facts of `pack`; parameters and errors as `decode`."""
+        """Return the facts that `pack` wrote; parameters and errors are those of `decode`."""
         for line in part.split(b"\n"):
             try:
                 read = _decode_line(line)
@@ -248,7 +249,7 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
         chain: The chain value of the fact before it; 0 for the first fact.
 
     Raises:
-        FactUnwritable: JSON cannot hold it.
+        FactUnwritable: JSON cannot hold the fact.
     """
     kind, body = FACTS.encode(fact)
     subject = subject_of(fact)
@@ -269,11 +270,11 @@ def is_sealed(row: FactRow) -> bool:
 
 
 def unseal(row: FactRow, place: str) -> LedgerEntry:
-    """Return a stored fact.
+    """Return the fact in a stored row.
 
     Raises:
         LedgerCorrupt: The row is not as it was written.
-        FactUnknown: A newer release wrote it.
+        FactUnknown: A newer release wrote the fact.
     """
     if not is_sealed(row):
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")

@@ -57,7 +57,7 @@ def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
             return (_here("cluster", cluster.id),)
         case ClusterRemoved(cluster):
             return (_removal("cluster", cluster),)
-        case _:  # Each of the others changes something that is there already.
+        case _:  # Each other fact changes an existing object.
             return ()
 
 
@@ -70,7 +70,7 @@ class LedgerContents:
     )
 
     def take(self, changes: Iterable[ContentChange]) -> None:
-        """Apply changes."""
+        """Apply the changes of a fact to the names."""
         for noun, name, is_there in changes:
             if is_there:
                 self.names[noun][name] = None

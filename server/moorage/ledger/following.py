@@ -24,7 +24,7 @@ PIECE_FACTS: Final = 200
 
 
 class FollowedLedger(StoredHistory):
-    """`ledger.base.LedgerHistory`, as far as its facts were taken. The interface has the contract.
+    """Reads a history while another process writes it; implements `ledger.base.LedgerHistory`.
 
     Args:
         facts: The facts, in a database that another process writes.
@@ -64,7 +64,7 @@ class FollowedLedger(StoredHistory):
         self._is_whole = True
 
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
-        """Take facts that were written since the last call; return whether these were all.
+        """Take facts that were written since the last call; return whether all were taken.
 
         A cancelled call has taken whole pieces, and the next call continues after them.
 
@@ -112,7 +112,7 @@ class FollowedLedger(StoredHistory):
             with self._reading.reading() as facts:
                 chain = facts.chain_of(taken.seq)
                 rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
-        if chain != taken.chain or not rows:  # They were pruned, or are of another history.
+        if chain != taken.chain or not rows:  # Pruned, or another history.
             raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
         check_links(rows, taken.seq, chain, (), self._place)
         return [

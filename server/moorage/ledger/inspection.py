@@ -8,7 +8,7 @@ from moorage.storage.base import FactRow, run
 
 
 def without_checkpoint(pruned: int) -> str:
-    """Return a fault if facts were pruned although no checkpoint replaces them; else None."""
+    """Return the fault that facts were pruned, and no readable checkpoint replaces them."""
     return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
 
 
@@ -23,8 +23,8 @@ def check_links(
 
     Args:
         rows: The rows, in order, each with a correct checksum.
-        after: The seq of the fact before them.
-        chain: Its chain; None if that fact was deleted.
+        after: The seq of the fact before the rows.
+        chain: The chain of that fact; None if the fact was deleted.
         lost: Facts that may be missing: their loss was accepted.
         place: The ledger, for messages.
 

@@ -1,4 +1,4 @@
-"""The ledger in memory, for tests, trials and demonstrations. Its facts end with the process.
+"""The ledger in memory, for tests, trials and demonstrations. The facts end with the process.
 
 Facts pass the same codec and checks as on disk, so that a fact that the disk could not hold fails
 here, too. Each call yields to other tasks once, as if it waited for a disk.
@@ -34,8 +34,8 @@ class MemoryStorage:
     """The stored part of a `MemoryLedger`; the next ledger with the same object continues it.
 
     Args:
-        checkpoints: Seq, bytes and checksum of each, oldest first.
-        taken: Whether a ledger has it open.
+        checkpoints: Seq, bytes and checksum of each checkpoint, oldest first.
+        taken: Whether a ledger has opened this storage.
         pruned: The last fact that was deleted.
     """
 
@@ -46,10 +46,10 @@ class MemoryStorage:
 
 
 class MemoryLedger:
-    """`ledger.base.Ledger` in memory. The interface has the contract.
+    """A ledger in memory, for tests and trials; implements `ledger.base.Ledger`.
 
     Args:
-        storage: The storage of an earlier ledger; None: an empty one.
+        storage: The storage of an earlier ledger; None: an empty storage.
     """
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:
@@ -70,7 +70,7 @@ class MemoryLedger:
         return False
 
     def check(self) -> None:
-        """See `Ledger.check`."""
+        """Do nothing, since memory does not fail; see `Ledger.check`."""
 
     async def open(self) -> Recovery:
         if self._open:

@@ -17,10 +17,10 @@ from moorage.storage.base import Checkpoint, FactReading, Facts
 
 
 class StoredHistory:
-    """The readable history: `ledger.base.LedgerHistory` without `last_seq`.
+    """The readable facts in a database; implements `ledger.base.LedgerHistory` without `last_seq`.
 
     Args:
-        reading: The facts in that database.
+        reading: The facts in the database.
     """
 
     def __init__(self, reading: FactReading) -> None:
@@ -50,7 +50,7 @@ class StoredHistory:
     def newest_good(
         self, facts: Facts, last_seq: int
     ) -> tuple[Checkpoint | None, list[bytes], list[Checkpoint]]:
-        """Return the newest readable checkpoint, its parts, and newer ones that are damaged."""
+        """Return the newest readable checkpoint, its parts, and damaged newer checkpoints."""
         finished = facts.checkpoints()
         if finished and finished[0].seq > last_seq:
             raise LedgerCorrupt(
@@ -69,7 +69,7 @@ class StoredHistory:
         return None, [], damaged
 
     def recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
-        """Yield the facts of a checkpoint, then those after it."""
+        """Yield the facts of a checkpoint, then the facts after it."""
         where = f"the checkpoint as of fact {checkpoint_seq}"
         for part in parts:
             yield from FACTS.unpack(part, self._place, where)
@@ -85,7 +85,7 @@ class StoredHistory:
     async def _read(
         self, after: int, limit: int, subject: str | None, kind: str | None = None
     ) -> list[LedgerEntry]:
-        # One at a time: more would only occupy threads that wait for the connection.
+        # One question at a time: more would only occupy threads that wait for the connection.
         async with self._asking:
             self._check_readable()
             return await asyncio.to_thread(self._entries, after, limit, subject, kind)

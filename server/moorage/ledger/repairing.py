@@ -165,7 +165,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
 def _copy(old: FactTables, new: FactTables, found: LedgerWalk, rows: Sequence[HeldFacts]) -> None:
     chains = {row.seq: row.chain for row in rows}
     for _, stored, _ in windows(old, found):
-        # Once: a damaged file may show one twice, or another one under its name.
+        # Each fact once: a damaged file may show a fact twice, or another fact under its number.
         good = [
             row._replace(chain=chains.pop(row.seq))
             for row in stored

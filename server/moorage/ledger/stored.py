@@ -1,6 +1,6 @@
 """The ledger in a database, which the daemon uses.
 
-A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside it.
+A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside the thread.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ class _Opened(NamedTuple):
 
 
 class StoredLedger(StoredHistory):
-    """`ledger.base.Ledger` in a database. The interface has the contract.
+    """A ledger in a database, which this process writes; implements `ledger.base.Ledger`.
 
     Args:
-        store: The facts in that database.
+        store: The facts in the database.
     """
 
     def __init__(self, store: FactStore) -> None:
@@ -77,7 +77,7 @@ class StoredLedger(StoredHistory):
             raise LedgerFailed(str(self._failure))
 
     async def open(self, known: Position | None = None) -> Recovery:
-        """See `Ledger.open`.
+        """Open the ledger; see `Ledger.open`.
 
         Args:
             known: A follower's position: if the history continues from it, only newer facts are
@@ -105,7 +105,7 @@ class StoredLedger(StoredHistory):
 
     async def _append_later(self, facts: Sequence[Fact], at: float) -> int:
         """Append as soon as there is room, or raise the reason that prevents it."""
-        # The lock is fair: while one call waits for room, later ones queue behind it.
+        # The lock is fair: while a call waits for room, later calls queue behind it.
         try:
             async with self._append_lock:
                 while self._lacks_room(facts):

@@ -22,18 +22,18 @@ from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
-"""Facts read at once; if that fails, they are read one by one."""
+"""Number of facts read at once; if such a read fails, these facts are read one by one."""
 FINDINGS_MAX: Final = 100
-"""Findings per file; further ones would only repeat them."""
+"""Maximum findings per file; further findings would only repeat these."""
 
 
 class HeldFacts(NamedTuple):
     """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
-        at: The time at which it was appended.
+        at: The time at which the fact was appended.
         chain: The stored chain value.
-        changes: The names that it adds and removes.
+        changes: The names that the fact adds and removes.
     """
 
     seq: int
@@ -45,7 +45,7 @@ class HeldFacts(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerWalk:
-    """The contents of a ledger.
+    """The readable contents of a ledger, and its faults.
 
     Attributes:
         findings: Faults, one sentence with the place for each.
@@ -83,7 +83,7 @@ def walk(ledger: Path) -> LedgerWalk:
     """Read all of a ledger, which may be in use. Changes nothing.
 
     Raises:
-        LedgerError: There is no ledger, or another release wrote it.
+        LedgerError: There is no ledger, or a ledger of another release.
         OSError: A file cannot be read at all.
     """
     mark, fencing = read_marks(ledger)
@@ -113,7 +113,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 @contextlib.contextmanager
 def _continue_after_errors(ledger: Path, found: LedgerWalk) -> Iterator[None]:
-    """Run one check; its error becomes a finding and does not end the others."""
+    """Run one check; its error becomes a finding, and further checks still run."""
     try:
         yield
     except UNREADABLE as no:
@@ -174,7 +174,7 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
 def _check_pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:
     try:
         return tables.pruned_seq()
-    except UNREADABLE:  # The row is not there, or the table.
+    except UNREADABLE:  # The row or the table is missing.
         found.say(f"{ledger.name} does not say which facts were deleted for their age.")
     with _continue_after_errors(ledger, found):
         return tables.first_seq() - 1
@@ -221,10 +221,10 @@ def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[F
     In a damaged tree, reads with other bounds find other facts: only equal bounds find the same.
 
     Returns:
-        For each range: its name, its readable facts, and why others cannot be read.
+        For each range: its name, its readable facts, and why its other facts cannot be read.
     """
     last = found.mark.first
-    with contextlib.suppress(*UNREADABLE):  # Others may be readable even if the last one is not.
+    with contextlib.suppress(*UNREADABLE):  # Other facts may be readable even so.
         last = max(last, tables.last_seq())
     for start in range(found.pruned, last, _WINDOW):
         end = min(start + _WINDOW, last)
@@ -264,5 +264,5 @@ def fencing_of(fact: Fact) -> int:
             return lease.fencing
         case Counted(fencing):
             return fencing
-        case _:  # No other fact has one.
+        case _:  # No other fact has a number.
             return 0

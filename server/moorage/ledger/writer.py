@@ -27,7 +27,7 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
 
     Args:
         done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.
-        fencing: The highest fencing number in them; 0 if there is none.
+        fencing: The highest fencing number in the facts; 0 if there is none.
         work: Another change to the tables, or None.
     """
 
@@ -49,7 +49,7 @@ class GroupCommit:
     Args:
         store: The open store; nothing else commits to it.
         settled: Called on the loop after every transaction, before the futures of its jobs are
-            resolved, with the jobs and its failure or None.
+            resolved, with the jobs, and the transaction's failure or None.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GroupCommit:
         self._finished: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
         """Facts that the thread has committed, and the event loop has not processed yet."""
         self._unsettled = 0
-        """Submitted jobs whose futures are not resolved yet. Only the event loop uses it."""
+        """Submitted jobs whose futures are not resolved yet. Only the event loop counts them."""
         self._seconds = 0.0
         """How long the latest commit of facts took."""
         # A daemon thread: a disk that hangs must not keep the process from ending.
@@ -150,7 +150,7 @@ class GroupCommit:
         self._tell(self._settle_finished)
 
     def _settle_finished(self) -> None:
-        while not self._finished.empty():  # `commit_at_once` may have settled it.
+        while not self._finished.empty():  # `commit_at_once` may have settled the jobs.
             self._settle(self._finished.get())
 
     def _settle(self, finished: _Finished) -> None:

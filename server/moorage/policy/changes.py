@@ -1,6 +1,6 @@
-"""Common steps of policies, each in one call, so that a policy's code has only its own idea.
+"""Common steps of policies, each in one call, so that a policy's code has only the author's idea.
 
-Called by authors' policies inside a cell:
+Authors' policies call these functions inside a cell:
 
     def eval(self, parameters, input_data, context):
         return place(input_data, lambda fleet, demand: fleet.free_gpu_milli())
@@ -52,7 +52,7 @@ def place(
         input_data: The `input_data` of `eval`.
         score: Rates each node. Of nodes with equal scores, the first by name is chosen.
         close: Whether GPUs of one NVLink group, else of one NUMA domain, are chosen if they have
-            room, even if the request does not ask for it.
+            room, even if the request asks for no topology.
         gang: `pack` chooses the nodes of a gang in one cluster if one has room, `spread` in as many
             racks as possible.
 
@@ -74,7 +74,7 @@ def place(
         found = score(fleet, demand)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # The score function raised it.
+            raise  # The score function raised the error.
         raise TypeError(f"{error}; a score function gets the fleet and the demand") from None
     total = sum_terms(fleet, found) if isinstance(found, Mapping) else found
     scores = fitting_scores(fleet, demand, total)
@@ -110,8 +110,8 @@ def fitting_scores(
 def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
     """Return device columns of a node that are as close to each other as possible.
 
-    All from the smallest NVLink group that suffices, else from one NUMA domain, else any. A
-    topology that the demand itself names is respected.
+    All devices come from the smallest NVLink group that suffices, else from one NUMA domain, else
+    from the whole node. A topology that the demand itself names is respected.
 
     Args:
         fleet: The view.
@@ -130,7 +130,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
     A node without a named rack counts as a rack of its own. A gang that must share a rack
-    or zone is `best_rows`.
+    or zone gets the rows of `best_rows`.
 
     Args:
         fleet: The view from which the scores were computed.

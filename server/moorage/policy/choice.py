@@ -1,6 +1,6 @@
-"""The steps from scores to an answer, for all policies: a policy only computes scores.
+"""Turns the scores that a policy computes into an answer; all policies share these steps.
 
-Called by authors' policies inside a cell, and by the policies that ship with Moorage:
+Authors' policies inside a cell and the policies that ship with Moorage call these functions:
 
     demand = read_demand(input_data)
     if demand is None:
@@ -31,8 +31,8 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
         input_data: The `input_data` of `eval`.
 
     Returns:
-        None if neither has a demand, or if a value in `inputs` is invalid (text for a number, a
-        share above 1000): the policy then has nothing to place.
+        The demand; None if neither place has one, or if a value in `inputs` is invalid (text for
+        a number, a share above 1000): the policy then has nothing to place.
     """
     demand: Demand | None = input_data["fleet"].demand
     if demand is not None:
@@ -66,8 +66,8 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
 def print_scores(most: int = 5) -> None:
     """Print the best nodes of each choice by score, with their free amounts.
 
-    Call it once, when a policy is tried: text that a policy prints is shown beside the policy's
-    answer.
+    Call this function once, when a policy is tried: text that a policy prints is shown beside the
+    policy's answer.
 
     Args:
         most: The largest number of nodes.
@@ -76,7 +76,7 @@ def print_scores(most: int = 5) -> None:
 
 
 class _Printed:
-    """The number of best nodes to print."""
+    """The number of best nodes that `show_scores` prints, and the terms of their scores."""
 
     nodes = 0
     terms: Mapping[str, npt.NDArray[np.float64]] = {}
@@ -91,10 +91,10 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
         terms: One number per node each, or one for all nodes.
 
     Raises:
-        ValueError: There are no terms, or a term has another length.
+        ValueError: `terms` is empty, or a term is not one number per node or for all nodes.
     """
     if not terms:
-        raise ValueError("a score has no terms: give at least one")
+        raise ValueError("a score has no terms: give at least one term")
     columns = {}
     for name, given in terms.items():
         column = np.asarray(given, np.float64)

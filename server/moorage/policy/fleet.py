@@ -168,7 +168,7 @@ class Fleet(NodeInventory):
         Args:
             row: The node.
             demand: The demand that must fit on the node.
-            columns: Devices which must all be among those that could serve it now.
+            columns: Devices that must all be able to serve the demand now.
         """
         if (
             self.cpu_free.item(row) < demand.cpu_milli
@@ -265,8 +265,8 @@ class Fleet(NodeInventory):
     def pick_gpus(self, row: int, demand: Demand) -> list[int]:
         """Return device columns of `row` that serve `demand`, or [] if there are too few.
 
-        Whole devices: the lowest-numbered free ones. Shares: the tightest that fit, so that
-        whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
+        Whole devices are the free devices with the lowest numbers. Shares: the tightest that fit,
+        so that whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
         suffices.
         """
         columns = self._one_group(row, demand, self.fitting_columns(row, demand))

@@ -57,8 +57,8 @@ class NodeInventory:
         gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
         gpu_exclusive: bool `[nodes, devices]`: shares of this device are not granted.
         rack, zone, cluster: int64 `[nodes]`, group numbers; rack and zone -1: unknown.
-        closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
-            little for all demands, and neither memory nor a device is free.
+        closed: int64 `[nodes]`, 1 where nothing can start now: the node's free CPU is -1, which is
+            too little for all demands, and neither memory nor a device is free.
     """
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ class NodeInventory:
     def changed_since(self, version: int) -> list[int] | None:
         """Return the rows that changed after `version`, oldest change first, each once.
 
-        None: the caller must read all rows, since it is too far behind, or the inventory changed.
+        The result is None if the caller is too far behind, or the inventory changed: read all rows.
         """
         return None if version < self._layout_version else self.rows_since(version)
 

@@ -1,8 +1,8 @@
 """Labels of nodes, for policies that choose machines by price and by capacity type.
 
 Labels come from the cluster documents (`nodes.nodeData[].labels`), where imports put those of
-Kubernetes and Ray. Called by authors' policies inside a cell, and by the policies that ship with
-Moorage:
+Kubernetes and Ray. Authors' policies inside a cell, and the policies that ship with
+Moorage, read labels as follows:
 
     def __init__(self, rule_id, settings, parameters):
         self._labels = NodeLabels()
@@ -44,8 +44,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A policy makes one in its constructor. This object is a cache: labels are part of the inventory,
-    so a changed label changes `FleetView.layout`, which clears the cache.
+    A policy makes one object in its constructor. The object is a cache: labels are part of the
+    inventory, so a changed label changes `FleetView.layout`, which clears the cache.
     """
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class NodeLabels:
             fleet: The view; the result has one value for each of its rows.
             cluster_data: The `cluster_data` of `input_data`. Nodes of clusters that it lacks have
                 no labels here; the request may not use them anyway.
-            read: A function of the labels alone, the same object every time: its values are cached
-                until the inventory changes. Until then, the same tuple is returned.
+            read: A function of the labels alone, the same object every time: its values are cached,
+                and the same tuple is returned, until the inventory changes.
         """
         if self._nodes is not fleet.node_ids or self._layout != fleet.layout:
             self._nodes, self._layout = fleet.node_ids, fleet.layout

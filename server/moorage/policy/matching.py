@@ -1,7 +1,7 @@
 """Finds the nodes that have the labels of a demand.
 
-`Fleet` calls it. A label that a demand requires becomes a column of numbers. So demands compare
-numbers, and only the first demand after a change of the inventory reads labels.
+`Fleet` calls this module. A label that a demand requires becomes a column of numbers. So demands
+compare numbers, and only the first demand after a change of the inventory reads labels.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ MASKS_MAX: Final = 256
 
 
 class _Column:
-    """One label of all nodes.
+    """The values of one label on all nodes.
 
     Args:
         values: The label by node; None if a node lacks it.

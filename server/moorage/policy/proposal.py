@@ -1,7 +1,7 @@
 """Reads the value that a policy returned as a proposal of nodes and GPUs.
 
-The cell calls it to remember its own proposal, the server to verify the proposal (it does not trust
-the cell), and authors' offline tests call it, too.
+The cell calls `parse_proposal` to remember its own proposal, the server to verify the proposal (it
+does not trust the cell), and authors' offline tests call it, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
         )
 
     def is_on(self, other: "ProposedShare") -> bool:
-        """Return whether both name the same node."""
+        """Return whether this share and another share name the same node."""
         node = (self.cluster_id, self.node_id)
         return self.node_id is not None and node == (other.cluster_id, other.node_id)
 
@@ -65,7 +65,7 @@ class ProposalError(ValueError):
 
     Args:
         field: Path of the wrong part, e.g. `[1].gpus[0]`.
-        expected: The value that was expected there.
+        expected: The value that was expected in the field.
     """
 
     def __init__(self, field: str, expected: str) -> None:
@@ -75,7 +75,7 @@ class ProposalError(ValueError):
 
 
 def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedShare, ...]:
-    """Read the value that `eval` returned.
+    """Return the nodes and GPUs that the value of `eval` proposes.
 
     Args:
         value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),

@@ -1,7 +1,7 @@
-"""Lists the libraries that a policy can import. The server never installs any for a policy.
+"""Lists the libraries that a policy can import. The server never installs a library for a policy.
 
 `sandbox.cell.preload` makes the listed modules ready in every cell;
-`catalog.documents.requirements` refuses a policy that requires others.
+`catalog.documents.requirements` refuses a policy that requires other libraries.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Counts how many more requests of each kind fit, and computes a price per place.
 
-`expected_fill` uses it to keep places free for the kinds of request that have the fewest.
+`expected_fill` uses this module to keep places free for the kinds of request that have the fewest.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def fleet_shares(
         fleet: The nodes.
 
     Returns:
-        Two shares for each kind: GPUs on nodes that may serve it, never 0; and GPUs on those of
-        these nodes on which it fits when they are empty.
+        Two shares for each kind: of GPUs on nodes that may serve the kind, never 0; and of GPUs on
+        the nodes among them where the kind fits when they are empty.
     """
     devices = (fleet.gpu_total > 0).sum(1)
     # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
@@ -60,7 +60,7 @@ def fleet_shares(
 class KindCopies:
     """How many copies of each kind a node could hold without other kinds, by a formula.
 
-    The formula ignores memory. A kind with several GPUs needs whole ones.
+    The formula ignores memory. A kind with several GPUs needs whole GPUs.
 
     Args:
         kinds: Kinds of request with GPUs.

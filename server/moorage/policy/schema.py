@@ -1,6 +1,7 @@
 """The schemas of PolicyRule documents, and checks of values against them.
 
-It reads the two dialects that authors write. The documented one has one entry per field:
+This module reads the two dialects that authors write. The documented dialect has one entry per
+field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
@@ -53,8 +54,8 @@ class SchemaError(ValueError):
 
     Args:
         path: The place, as a dotted path; list elements as `[3]`.
-        expected: The value that was expected there.
-        found: The value that is there instead.
+        expected: The value that was expected at the path.
+        found: The value that is at the path instead.
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -196,7 +197,7 @@ class Schema:
     Attributes:
         required: The fields that must be present.
         defaults: Values of missing fields, by name.
-        null_is_value: Whether null is a value, as in JSON Schema; otherwise it counts as missing.
+        null_is_value: Whether null is a value, as in JSON Schema; otherwise null counts as missing.
         others: The schema of other fields; True: any value; False: no other fields.
     """
 
@@ -218,13 +219,13 @@ class Schema:
         return all(name in known for name in (*self.required, *self.defaults))
 
     def check(self, value: JsonValue, path: str, *, known: Collection[str] = ()) -> JsonMapping:
-        """Check an object.
+        """Return an object with the defaults of missing fields, or refuse it.
 
         Args:
             value: JSON data.
-            path: Its place, a prefix of the places in errors, e.g. `inputs`.
-            known: Fields of the object that this object will be merged into: they may be missing
-                here, and get no default.
+            path: The place of the object, a prefix of the places in errors, e.g. `inputs`.
+            known: Fields of the object that this object will be merged into: these fields may be
+                missing in this object, and get no default.
 
         Returns:
             The object itself, or a copy with the defaults of missing fields, and without fields
@@ -250,7 +251,7 @@ class Schema:
             The objects, or copies, as `check` does.
 
         Raises:
-            SchemaError: As `check`.
+            SchemaError: An object breaks the schema.
         """
         try:
             return list(_each(values, self.check_value, Budget(), first))

@@ -334,7 +334,7 @@ class _Reader:
         if depth >= DEPTH_MAX:
             raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
         element = given["items"]
-        if isinstance(element, list):  # The documents leave open whether it is a list of one.
+        if isinstance(element, list):  # The documents allow either form.
             if len(element) != 1:
                 expected = "one entry that describes every element, or a list of that one"
                 raise SchemaError(path, expected, f"found {quote(element)}")
@@ -348,11 +348,11 @@ class _Reader:
     def _with_default(self, entry: FieldSchema, given: JsonMapping, path: str) -> FieldSchema:
         path = under(path, "default")
         if given["default"] is None and "null" not in entry.kinds and "any" not in entry.kinds:
-            return entry  # No default, as authors write it.
+            return entry  # Authors write null for no default.
         if given.get("required") is True:
             expected = "none where the field is `required`"
             self._note(SchemaError(path, expected, "it fills in what is missing"))
-        # Completed here, so that no call completes it again.
+        # The default is completed here, so that no call completes it again.
         try:
             completed = entry.check(given["default"], Budget())
         except SchemaError as error:

@@ -1,6 +1,6 @@
 """Estimates the requests that nodes can still host, by random streams of typical requests.
 
-Policies that rate a node by expected requests call it: `expected_fill`.
+`expected_fill`, a policy that rates a node by expected requests, calls this module.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from moorage.model import GPU_MILLI
 from moorage.policy.typical import RequestKind
 
 STREAMS: Final = 32
-"""Streams per kind of node; more make the result more exact, at proportional cost."""
+"""Streams per kind of node; more streams make the result more exact, at proportional cost."""
 STREAM_LENGTH: Final = 40
 """Requests in a stream: enough to fill a node of eight GPUs."""
 LEVELS_MAX: Final = 16
 """At most this many levels of free CPU, and of free GPUs, in the search for the next fitting
 request. With more different needs, several share a level, and some requests are tried in vain."""
 COMPRESSED_MIN: Final = 1024
-"""Number of lanes below which it is cheaper to process finished ones, too, than to remove them."""
+"""Number of lanes below which processing finished lanes, too, is cheaper than removing them."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -166,9 +166,9 @@ def size_of(kind: RequestKind) -> int:
 def levels(needs: Ints) -> tuple[Ints, Ints]:
     """Return levels of free amounts, and for each need the first level that may suffice.
 
-    `searchsorted(steps, free, "right")` is the level of `free`. Never is a need's level above
-    that of what would meet it; it is exact while there are no more than `LEVELS_MAX` different
-    needs.
+    `searchsorted(steps, free, "right")` is the level of `free`. A need's level is never above
+    the level of an amount that meets the need; levels are exact while there are no more than
+    `LEVELS_MAX` different needs.
     """
     different = np.unique(needs)
     if len(different) > LEVELS_MAX:

@@ -1,6 +1,6 @@
 """Typical requests of a fleet, and the frequency of each kind, given or learnt.
 
-Policies that rate a node by expected requests call it. `read_typical` reads the mix
+Policies that rate a node by expected requests call this module. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
 `context`.
 """
@@ -27,7 +27,7 @@ NODE_TYPES_MAX: Final = 64
 
 @dataclass(frozen=True)
 class RequestKind:
-    """A kind of request. With several GPUs, it needs whole ones.
+    """A kind of request; a request for several GPUs needs whole GPUs.
 
     Attributes:
         cpu_milli: The requested CPU.
@@ -117,11 +117,11 @@ class MixLearner:
     """The mix of a fleet without a description: assumed at first, then learnt from requests.
 
     The policy's `context`, which outlives the policy's instance, has `seen`: a count and the sum of
-    the demanded memory by kind. It is updated once per `BATCH` requests, since the server has to
-    transfer a changed context. A copy of `seen` becomes `used`, the mix in use, each time the count
-    has doubled (from `COUNT_MAX` on: was halved), even if the mix hardly changed: large requests
-    are rare, and a later update refused more of them in measurements. `used` is in the context,
-    too, so that a new instance continues with the same mix.
+    the demanded memory by kind. `seen` is updated once per `BATCH` requests, since the server has
+    to transfer a changed context. A copy of `seen` becomes `used`, the mix in use, each time the
+    count has doubled (from `COUNT_MAX` on: was halved), even if the mix hardly changed: large
+    requests are rare, and a later update refused more of them in measurements. `used` is in the
+    context, too, so that a new instance continues with the same mix.
     """
 
     BATCH: Final = 64

@@ -105,7 +105,7 @@ class FleetView:
 
     @property
     def version(self) -> int:
-        """The version to remember for `changed_since`."""
+        """The version of the fleet, for a later `changed_since`."""
         return self._fleet.version
 
     @property

@@ -2,5 +2,5 @@
 
 `serving.serve` serves a `moorage.slots.ResourcePool` over a Unix socket or loopback HTTP, at the
 documented endpoints. The server takes back a process's slots when the process dies, or when their
-time is up: `holdings`. Its client is `moorage_client.pool`.
+time is up: `holdings`. The server's client is `moorage_client.pool`.
 """

@@ -1,4 +1,4 @@
-"""The endpoints of a served pool, as documented, and two more.
+"""The HTTP endpoints of a served slot pool: the documented ones, and two more.
 
     GET  /types         {"types"}
     POST /count         a type: {"count"}
@@ -136,7 +136,7 @@ class _Endpoints:
 def _only(body: JsonMapping, allowed: set[str]) -> None:
     if unknown := sorted(set(body) - allowed):
         raise InvalidRequest(
-            f"unknown {', '.join(unknown)}; there are {', '.join(sorted(allowed))}"
+            f"unknown fields {', '.join(unknown)}; known are {', '.join(sorted(allowed))}"
         )
 
 

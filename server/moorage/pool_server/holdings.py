@@ -1,7 +1,7 @@
 """Records the holders of a served pool's slots, and when each hold ends.
 
 A checkout may name a process and a time. The holding ends when the process dies or when the time is
-up, whichever comes first. All of this code runs in one event loop.
+up, whichever comes first. The module's code runs in one event loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Busy(Exception):  # noqa: N818  # The name is part of the protocol.
 
 @dataclass(slots=True)
 class PoolHolding:
-    """One checkout.
+    """A checkout of slots, with its holder and its end.
 
     Args:
         allocation: The slots that were checked out.
@@ -76,7 +76,7 @@ class Holdings:
     """Checks slots out of a pool, and takes back slots whose holders are gone.
 
     Args:
-        pool: The pool; no other object may check anything out of it.
+        pool: The pool; no other object may check slots out of the pool.
         ttl_seconds: Seconds that a checkout lasts if its request names neither a process nor a
             time.
         note: Called with a sentence about slots that were taken back, and why.
@@ -97,15 +97,15 @@ class Holdings:
     def checkout(
         self, request: JsonValue, pid: int | None = None, ttl_seconds: float | None = None
     ) -> PoolHolding:
-        """Check out, for a process, for a time, or both.
+        """Check out slots for a process, for a time, or both.
 
         Raises:
-            SlotsError: The errors of `ResourcePool.checkout`; also, this machine has no process
-                with this id.
+            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has
+                this id.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:
-            raise Busy(f"{HOLDINGS_MAX} checkouts are held; check some in")
+            raise Busy(f"{HOLDINGS_MAX} checkouts are held, the most that may be; check some in")
         watch = None if pid is None else self._watch(pid)
         try:
             allocation = self.pool.checkout(request)
@@ -140,7 +140,7 @@ class Holdings:
         return holding
 
     def close(self) -> None:
-        """Stop watching the processes. Held slots stay held until the pool is gone."""
+        """Stop watching the processes that hold slots; they stay held until the pool is gone."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()
@@ -153,13 +153,13 @@ class Holdings:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):
                 raise InvalidCheckin(
-                    f"transaction {transaction!r} does not hold this (any more): it was checked "
-                    "in, its time was up, its process died, or the server was restarted"
+                    f"transaction {transaction!r} does not hold these slots (any more): they were "
+                    "checked in, its time was up, its process died, or the server was restarted"
                 )
             return named
         same = [each for each in self._holdings.values() if each.allocation == resources]
         if not same:
-            raise InvalidCheckin(f"no checkout holds exactly this: {resources!r}")
+            raise InvalidCheckin(f"no checkout holds exactly these slots: {resources!r}")
         # A caller without a transaction probably named no process.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 
@@ -200,7 +200,7 @@ class Holdings:
         return watch
 
     def _unwatch(self, pid: int) -> None:
-        """Forget a process that holds nothing."""
+        """Stop watching a process that holds no slots."""
         watch = self._watches[pid]
         if not watch.transactions:
             del self._watches[pid]

@@ -1,7 +1,7 @@
 """Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
-`moorage pool serve` runs it. Only the user who made the socket's file may use it. A lock file
-beside the socket stops a second server at the same address, so no slot is checked out twice.
+`moorage pool serve` runs this module. Only the user who made the socket's file may use it. A lock
+file beside the socket stops a second server at the same address, so no slot is checked out twice.
 """
 
 import asyncio
@@ -175,7 +175,7 @@ def _remove_stale_socket(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # Its queue is full, so a server uses the socket.
+            pass  # The socket's queue is full, so a server uses it.
     raise OSError(errno.EADDRINUSE, "another program listens there; give another path", str(path))
 
 

@@ -6,7 +6,8 @@ package does the reverse. `messages`: the messages of clients. `replies`: the re
 
     ProtocolError(ValueError)
     ├── BadMessage    the server could not read a client's message
-    └── BadReply      a client could not read the server's
+    └── BadReply      a client could not read the server's text
 
-`protocol.faults.ServiceError` is not part of that tree: services raise it, and no reading does.
+`protocol.faults.ServiceError` is not part of that tree: services raise it, but no reader of
+messages.
 """

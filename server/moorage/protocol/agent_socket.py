@@ -1,4 +1,4 @@
-"""The connection between an agent and its server, frame by frame. Agent and server use it."""
+"""The connection between an agent and its server, frame by frame, for agent and server."""
 
 from contextlib import suppress
 from typing import Final
@@ -15,11 +15,11 @@ FRAME_BYTES_MAX: Final = 8 << 20
 """At most this many bytes in one frame; the largest frames have a command's output, or a machine
 with very many devices."""
 _NO_REQUEST: Final = Request("", Headers())
-"""In place of an answered request: without one, the library would expect a handshake."""
+"""Stands for an answered request; without a request, the library would expect a handshake."""
 
 
 class AgentSocket:
-    """A WebSocket whose opening handshake is over."""
+    """The WebSocket between an agent and its server, after the opening handshake."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

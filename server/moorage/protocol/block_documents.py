@@ -1,4 +1,4 @@
-"""Block documents from clients: bare, or in the envelope of their specification."""
+"""Takes the block documents of clients out of the envelope of their specification."""
 
 from moorage.records.json_values import JsonValue
 

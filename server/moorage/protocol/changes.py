@@ -1,4 +1,4 @@
-"""`change` of a what-if: the changes to assume. The daemon reads it with `read_change`.
+"""`change` of a what-if: the changes to assume. The daemon reads `change` with `read_change`.
 
 In the message, `change` is any object, as before what-ifs existed; this module has its schema.
 """

@@ -34,7 +34,7 @@ def device(
     uuid: str = "",
     parent_uuid: str = "",
 ) -> Document:
-    """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
+    """Return a device for `gpus.gpus`; for the arguments see `moorage.model.Gpu`.
 
     `uuid` distinguishes it from all other devices; `parent_uuid` names the device whose part it is.
 
@@ -94,7 +94,8 @@ def gpu_group(devices: Sequence[Document]) -> Document:
 def machine_key(machine_id: str) -> str:
     """Return a digest that identifies a machine; the machine id itself stays secret.
 
-    As in `sd_id128_get_machine_app_specific`: the machine id cannot be computed from the digest.
+    The method is that of `sd_id128_get_machine_app_specific`: the machine id cannot be computed
+    from the digest.
 
     Args:
         machine_id: The content of `/etc/machine-id`; for any other text the digest is empty.

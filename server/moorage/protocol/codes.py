@@ -65,7 +65,7 @@ WORTH_RETRYING: Final = frozenset(
 
 
 SESSION_HEADER: Final = "Moorage-Session"
-"""Header of the handshake's response: the session's id, for `resume`. It cannot be guessed."""
+"""Header of the handshake's response: the session's unguessable id, for `resume`."""
 
 
 class Close:

@@ -21,7 +21,7 @@ BEARER_PREFIX: Final = "moorage.bearer."
 TICKET_PREFIX: Final = "moorage.ticket."
 
 CONSOLE_COOKIE: Final = "moorage-console-"
-"""Cookies of the console start with it; their port follows, since browsers keep cookies by host."""
+"""Start of the console's cookie names; the port follows, since browsers keep cookies by host."""
 COOKIES_MAX: Final = 16
 """At most this many cookies of one request are examined; the rest is ignored."""
 

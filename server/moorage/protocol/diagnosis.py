@@ -95,7 +95,7 @@ def check_names(text: str) -> AbstractSet[str]:
     for name in _names(text):
         if name in seen:
             expected = "each field once"
-            reason = f"{_short(name)}: the message has it twice; expected {expected}."
+            reason = f"{_short(name)}: the message has this field twice; expected {expected}."
             raise BadMessage(Code.BAD_MESSAGE, reason, name, expected, message_id(text))
         seen.add(name)
     return seen
@@ -112,9 +112,9 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
 
     Args:
         frame: The message.
-        kind: The type that it was decoded to.
+        kind: The type to which the message was decoded.
         error: The error of typed decoding.
-        also: Required fields that `kind` does not have, named before its own.
+        also: Required fields that `kind` does not have, named before the fields of `kind`.
 
     Returns:
         The error to answer with, the first one found.
@@ -155,7 +155,7 @@ def warn_of_unknown(
 
     Raises:
         BadMessage: There is an unknown field, and the message is `strict`. Or the field's name is
-            close to `dry_run`, or it says `dry_run` in a request for a lease, so that ignoring it
+            close to `dry_run`, or is `dry_run` in a request for a lease, so that ignoring the field
             would grant a lease by mistake.
     """
     raw = _fields(frame)

@@ -2,9 +2,9 @@
 
     ProtocolError(ValueError)
     ├── BadMessage    the server could not read a client's message
-    └── BadReply      a client could not read the server's
+    └── BadReply      a client could not read the server's text
 
-The gateway, the HTTP twin and the client package catch them.
+The gateway, the HTTP twin and the client package catch these errors.
 """
 
 from moorage.model import Code

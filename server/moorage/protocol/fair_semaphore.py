@@ -2,9 +2,9 @@
 
 Uploads and rechecks of policies take seconds each: the server unpacks, loads and runs the policies.
 Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant may send
-any number of both, but never has all turns, unless there is only one. If too many callers wait, the
-tenant with the most waiters loses its latest waiter. So another tenant never waits behind a flood,
-but only for tenants that hold as few turns as itself.
+any number of these, but never has all turns, unless there is only one. If too many callers wait,
+the tenant with the most waiters loses its latest waiter. So another tenant never waits behind a
+flood, but only for tenants that hold as few turns as itself.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ class FairSemaphore:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave(tenant, place)  # `_serve` has not seen that it is gone.
-            elif place.exception() is None:  # Its turn came in the same moment.
+                self._leave(tenant, place)  # `_serve` has not seen that the waiter is gone.
+            elif place.exception() is None:  # The waiter's turn came in the same moment.
                 self._give_back(tenant)
             raise
 
@@ -118,7 +118,7 @@ class FairSemaphore:
             raise fault
         place = next(reversed(self._waiting[most]))
         self._leave(most, place)
-        if not place.cancelled():  # Else its task is cancelled, and runs later.
+        if not place.cancelled():  # Else the waiter's task is cancelled, and runs later.
             place.set_exception(fault)
 
     def _leave(self, tenant: str, place: _Place) -> None:
@@ -137,7 +137,7 @@ class FairSemaphore:
             tenant = min(able, key=lambda each: self._held[each])
             place = next(iter(self._waiting[tenant]))
             self._leave(tenant, place)
-            if place.cancelled():  # Its task runs later.
+            if place.cancelled():  # The waiter's task runs later.
                 continue
             if tenant in self._waiting:
                 self._waiting[tenant] = self._waiting.pop(tenant)

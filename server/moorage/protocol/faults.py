@@ -1,8 +1,8 @@
 """The exception for a refusal by a service, for `web` and for the packages behind it.
 
-`catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. A `ServiceError` has the same fields as `Refusal` of the core, since
-this layer is below the core and cannot use that class.
+`catalog` and the daemon raise the error, `web` turns it into a failure body and a status; the
+gateway may turn it into a failure reply. A `ServiceError` has the same fields as `Refusal` of the
+core, since this layer is below the core and cannot use that class.
 """
 
 from collections.abc import Mapping
@@ -56,10 +56,10 @@ class ServiceError(Exception):
     Args:
         code: The error code, for programs.
         reason: One sentence for a person, with the field, the expected value and the remedy.
-        field: The field that was wrong, as a dotted path, or empty.
-        expected: The expected value, or empty.
-        details: Further data about the error.
-        status: HTTP status; by default the one in `STATUS_BY_CODE`.
+        field: The wrong field as a dotted path; empty: no single field is wrong.
+        expected: The value that was expected in the field; empty: no value is named.
+        details: Further data about the error, for programs.
+        status: The HTTP status of the answer; 0: the status of the code in `STATUS_BY_CODE`.
     """
 
     def __init__(

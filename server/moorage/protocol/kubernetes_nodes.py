@@ -1,11 +1,11 @@
 """Converts a Node of the Kubernetes API to the document of a machine.
 
-Called by the client's import of `kubectl get nodes -o json` and by the backend that watches a
-cluster: both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
+The client's import of `kubectl get nodes -o json` and the backend that watches a cluster call this
+module, so both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
 have (`status.allocatable`, else `status.capacity`). Devices are the resources of a device plugin:
-resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Their
-model and memory are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put on
-the node.
+resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Model
+and memory of devices are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put
+on the node.
 """
 
 import re
@@ -32,7 +32,7 @@ RACK_LABELS: Final = (
     "topology.rook.io/rack",
     "cloud.provider.com/topology-rack",
 )
-"""Kubernetes has no standard name for racks; these are in use."""
+"""Labels that name a node's rack, since Kubernetes has no standard name for racks."""
 REGION_LABEL: Final = "topology.kubernetes.io/region"
 REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 """How often the device plugin advertises each device, if pods share devices in turns."""
@@ -41,7 +41,7 @@ WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
 
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
-# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by them.
+# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by these.
 
 _MIG: Final = re.compile(r"nvidia\.com/(mig-(\d+c\.)?\d+g\.(\d+)gb\S*)")
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d{1,2})|([numkKMGTPE]?i?))")
@@ -60,7 +60,7 @@ class WrongNodeError(ValueError):
 
     Args:
         path: The field, e.g. `status.allocatable.cpu`.
-        expected: The value that was expected there.
+        expected: The value that was expected in the field.
     """
 
     def __init__(self, path: str, expected: str) -> None:
@@ -239,7 +239,7 @@ class NodeReading:
 def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
     """Remove machine ids that several nodes share, as copies of a disk do; count these nodes.
 
-    Such an id does not identify a machine, and the server registers no machine twice.
+    An id of several nodes does not identify a machine, and the server registers no machine twice.
     """
     found = list(nodes)
     known = Counter(node.get("machineId") for node in found)

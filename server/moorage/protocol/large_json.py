@@ -2,7 +2,8 @@
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
 help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
-`catalog` call this in a thread for large values; small values are decoded where they arrive.
+    `catalog` call this module in a thread for large values; small values are decoded where they
+    arrive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,8 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
     longest time that the interpreter's lock is held.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `msgspec.json.decode`.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: The errors of
+        `msgspec.json.decode`.
     """
     try:
         return _value(memoryview(encoded), LEVELS_MAX)

@@ -19,7 +19,7 @@ class Login:
         token: The token.
         csrf: The value that requests for changes must carry; pages of other sites cannot read it.
         expires_at: End of the login, in seconds since the epoch.
-        id_token: The issuer's ID token, empty if it gave none; None: no sign-in at an issuer.
+        id_token: The issuer's ID token, empty if the issuer gave none; None: no issuer was asked.
     """
 
     caller: Caller
@@ -30,7 +30,7 @@ class Login:
 
 
 class Logins(Protocol):
-    """The logins of all persons."""
+    """The logins of all persons to the console."""
 
     def enter(self, token: str, id_token: str | None = None) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.
@@ -72,4 +72,4 @@ class Tickets(Protocol):
         """Issue a ticket for a token; return its secret and its record."""
 
     def redeem(self, secret: str) -> IssuedTicket | None:
-        """Consume a ticket; return its record, or None."""
+        """Consume a ticket; return its record, or None if the ticket is not valid."""

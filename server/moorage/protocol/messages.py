@@ -162,12 +162,12 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
         return self.after or self.next
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, with `cluster` if it was given."""
+        """Return the values that rows must have: `filters`, and `cluster` if it is set."""
         return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
 
 
 class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
-    """End a lease. Without `token`, it must be a lease of the caller's own tenant.
+    """End a lease. Without `token`, the lease must be of the caller's own tenant.
 
     With `dry_run`, nothing ends, and `reasons` of the reply names the requests that would be served
     next. The leases in `beside` are assumed to end, too.
@@ -314,7 +314,7 @@ class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
     sort: f.LeaseOrder = ""
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, with `cluster` and `state` if they were given."""
+        """Return the values that rows must have: `filters`, and `cluster` and `state` if set."""
         filters = super().equalities()
         return {**filters, "state": self.state} if self.state else filters
 
@@ -360,7 +360,7 @@ class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
 
     If there is no output at the offset yet, the reply waits up to `wait_seconds` for it. Each start
     of the workload has its own output and offsets; `attempt` 0 means the last start. Only `base64`
-    returns output that is not UTF-8 unchanged. Without `token`, it must be a lease of the caller's
+    returns output that is not UTF-8 unchanged. Without `token`, the lease must be of the caller's
     own tenant.
     """
 
@@ -487,7 +487,7 @@ _carry: Final = msgspec.msgpack.Encoder().encode
 
 
 def decode(frame: str | bytes) -> Message:
-    """Read one message.
+    """Read one message of a client.
 
     `adhoc` (any truthy value) makes it an `AllocationRequest`, else `op` an operation, else
     `input` a `BlockRequest`.
@@ -504,7 +504,7 @@ def decode(frame: str | bytes) -> Message:
 
 
 def decode_and_warn(frame: str | bytes) -> tuple[Message, list[str]]:
-    """Read one message, and return it with the result of `ignored_fields`; errors as of both."""
+    """Return a message, and its warnings; see `decode` and `ignored_fields`, also for errors."""
     text = _text(frame)
     kind = _kind_of(text)
     message, names = _read(text, kind)
@@ -535,7 +535,7 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
     """Read the body of `POST /allocate`: as `decode`, but `adhoc` may be missing.
 
     Raises:
-        BadMessage: As in `decode`.
+        BadMessage: The text is not such a message; see `decode`.
     """
     return _read(_text(body), AllocationRequest)[0]
 
@@ -559,7 +559,7 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
         message: The decoded message; operations get no warning, as `decode` refuses such fields.
 
     Raises:
-        BadMessage: There is such a field, and the message is `strict` or a what-if, or the field's
+        BadMessage: A field is ignored, and the message is `strict` or a what-if, or the field's
             name is close to `dry_run`.
     """
     if isinstance(message, WhatIf) and message.request:
@@ -624,5 +624,5 @@ def _read(text: str, kind: type[M]) -> tuple[M, AbstractSet[str]]:
         raise diagnose(text, kind, error, ()) from None
     names = check_names(text)
     if isinstance(message, _OF_A_LEASE) and bool(message.lease) == bool(message.request):
-        raise missing_fields(["lease or request"], "the id of one of the two", message.id)
+        raise missing_fields(["lease or request"], "the id of a lease or request", message.id)
     return message, names

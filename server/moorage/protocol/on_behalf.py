@@ -1,6 +1,6 @@
-"""The tenant of the current work, if no argument names it.
+"""Names the tenant of the current work where no argument names the tenant.
 
-`web` sets the variable; `catalog` counts work by it. Empty: the server works for itself.
+`web` sets the variable; `catalog` counts work by tenant. Empty: the server works for itself.
 """
 
 from contextvars import ContextVar

@@ -42,7 +42,7 @@ class WebOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Why a request is refused.
+    """The reason why a request from a page of another site is refused.
 
     Args:
         header: The name of the header with the foreign origin.

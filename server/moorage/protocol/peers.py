@@ -1,7 +1,7 @@
 """Counts connections by address, for the limits of both ports.
 
 `gateway` and `web` each count their busy and their idle connections, in separate `Peers`. Beyond a
-limit, they close the connection that has been idle for the longest time.
+limit, the two close the connection that has been idle for the longest time.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Peers(Generic[T]):
-    """Members in the order of their arrival, for all addresses and for each one."""
+    """Members, e.g. connections, in the order of their arrival: all of them, and by address."""
 
     def __init__(self) -> None:
         self._address: dict[T, str] = {}

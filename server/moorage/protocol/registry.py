@@ -20,7 +20,7 @@ BlockKind = Literal["block", "block_metrics"]
 
 
 class DocumentCollection(Protocol):
-    """Documents of one kind, clusters or executors. Reading one may ask its service."""
+    """The stored documents of all clusters, or of all executors; a read may ask another service."""
 
     async def create(self, document: Document) -> Document:
         """Store a new document.
@@ -58,11 +58,11 @@ class ClusterDocuments(DocumentCollection, Protocol):
     """Documents of clusters; machines can be added one by one."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new document, as `DocumentCollection.create` does.
+        """Store a new cluster document; the errors are those of `DocumentCollection.create`.
 
         Args:
             document: A cluster document.
-            owner: The tenant that owns it from then on; empty: all tenants.
+            owner: The tenant that owns the document from then on; empty: all tenants.
         """
 
     async def add_nodes(
@@ -76,13 +76,13 @@ class ClusterDocuments(DocumentCollection, Protocol):
         Args:
             cluster_id: The cluster; it is created from the document if it does not exist.
             document: A cluster document. If the cluster exists, only its nodes count.
-            owner: As for `create`, if the cluster is new.
+            owner: The tenant that owns a new cluster; empty: all tenants.
 
         Returns:
-            The document as stored, and whether it is new.
+            The stored document, and whether the cluster is new.
 
         Raises:
-            ServiceError: As `create` and `update`, but for `already_exists` and `not_found`.
+            ServiceError: As in `create` and `update`, except `already_exists` and `not_found`.
         """
 
     async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
@@ -96,19 +96,19 @@ class ClusterDocuments(DocumentCollection, Protocol):
             The document as stored.
 
         Raises:
-            ServiceError: As `update`.
+            ServiceError: The errors of `update`.
         """
 
 
 class ExecutorDocuments(DocumentCollection, Protocol):
-    """Documents of executors."""
+    """The stored documents of executors."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new document of a tenant, as `DocumentCollection.create` does."""
+        """Store a new executor document of a tenant; errors as in `DocumentCollection.create`."""
 
 
 class Metrics(Protocol):
-    """Metrics documents of clusters."""
+    """The stored metrics documents of clusters."""
 
     async def put(self, document: Document) -> tuple[Document, bool]:
         """Store the metrics of the cluster `document["clusterId"]`, even of an unknown cluster.
@@ -121,10 +121,10 @@ class Metrics(Protocol):
         """Return the metrics of a cluster, or raise `not_found`."""
 
     async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
-        """Change metrics, as `DocumentCollection.update`; if there are none, create them.
+        """Change the metrics of a cluster like `DocumentCollection.update`; create missing metrics.
 
         Returns:
-            As `put` does.
+            The document, and whether there was no document before.
         """
 
     async def delete(self, cluster_id: str) -> Document:
@@ -166,12 +166,12 @@ class BlockDocuments(Protocol):
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
     ) -> tuple[Document, bool]:
-        """Change a document, as cluster documents; missing metrics are created.
+        """Change a document like the document of a cluster; missing metrics are created.
 
         Returns: The document, and whether there was no document before.
 
         Raises:
-            ServiceError: `not_found` where there is no such block; `bad_message`, `too_large`.
+            ServiceError: `not_found`: the block does not exist; `bad_message`, `too_large`.
         """
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
@@ -183,7 +183,7 @@ class BlockDocuments(Protocol):
     def owner(self, kind: BlockKind, block_id: str) -> str | None:
         """Return the owner of a document; for metrics, the owner of their block if it exists.
 
-        Empty: it was not noted. None: there is no such document.
+        Empty: the owner was not recorded. None: the document does not exist.
         """
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
@@ -235,7 +235,7 @@ class Activation(Struct, frozen=True):
 
     Args:
         policy_rule_uri: The URI of a registered version of the alias's policy.
-        force: Activate it even if it fails as the alias's shadow.
+        force: Whether to activate the version even if it fails as the alias's shadow.
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]

@@ -39,8 +39,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """A reply, success or failure, as the server writes it and a client reads it.
 
     Args:
-        success: Whether it is a success.
-        data: The policy's return value, or the answer of the operation, if it succeeded.
+        success: Whether the reply is a success.
+        data: The policy's return value, or the answer of the operation, if the message succeeded.
         message: One sentence for a person, if the message failed.
         details: `error` of a failure, with further data of the refusal.
         id: The id of the message.
@@ -51,8 +51,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         policy_rule_uri: The version that answered, if the request named an alias.
         revision: The number of the last fact that the answer includes; for `min_revision`. Only
             servers with PostgreSQL set it.
-        as_of: Of a standby's answer: the last time at which it had all facts, in seconds since the
-            epoch.
+        as_of: Of a standby's answer: the last time at which the standby had all facts, in seconds
+            since the epoch.
         leader: Of a standby's answer: the address of the leader; empty while there is none.
     """
 
@@ -72,7 +72,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     @property
     def error(self) -> ErrorObject | None:
-        """A failure for programs. Servers older than `error` send only `message`."""
+        """The failure for programs; None: a success. Old servers send only `message`."""
         if self.success:
             return None
         found = msgspec.convert(self.details, ErrorObject)
@@ -111,7 +111,7 @@ def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
 
     Returns:
         JSON. If `data` or `reasons` have values that JSON does not have (NaN, infinity, objects),
-        it is a failure reply with `policy_bad_output`, which still carries the lease.
+        the reply is a failure with `policy_bad_output`, which still carries the lease.
     """
     try:
         text = _encode(Reply(success=True, data=data, **shared))

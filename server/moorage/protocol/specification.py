@@ -1,7 +1,7 @@
 """Specifies the WebSocket for programs: JSON Schemas of all messages, and AsyncAPI.
 
-The schemas are generated from the types in `messages` and `records.replies`. `web` serves them; the
-TypeScript client is generated from them.
+The schemas are generated from the types in `messages` and `records.replies`. `web` serves the
+schemas; the TypeScript client is generated from them.
 """
 
 import inspect
@@ -101,7 +101,7 @@ _OF_OPERATIONS: Final = {
     "filters": "The values that each listed row must have, by field name.",
     "id": "Echoed in the reply; messages with ids are answered concurrently.",
     "input": "The block, and the policies that place it.",
-    "lapse_seconds": "It ends these seconds after its start if no lease uses it; 0: never.",
+    "lapse_seconds": "The reservation ends these seconds after its start if unused; 0: never.",
     "lease": "The id of the lease.",
     "lend": "The tenant's unused quota that others may hold; left out: all of it.",
     "limit": "The most objects on a page.",

@@ -7,7 +7,7 @@ answer; `evaluate` and `predicate` apply conditions to a document, `DocumentInde
 the language by examples. `DocumentIndex` and `nearest` need numpy, which the extra
 `moorage[policy]` brings.
 
-Everything that is wrong with a query is one exception:
+All faults of a query raise one exception:
 
     QueryError   the place, what was expected there, what was found, and a code
 """

@@ -63,12 +63,12 @@ class Search:
     Args:
         match_type: The kind of documents to search.
         filter: Selects the documents to rank; None: all.
-        limit: Results at most: the documented `return`, or `RETURN_MAX` without it.
+        limit: Maximum results: the documented `return`, or `RETURN_MAX` without it.
         policy_rule_uri: The policy that ranks; empty for the built-in ranking (`nearest`).
         settings: Settings of the policy.
-        parameters: For the policy, as they were given, `return` and `filterRule` among them.
+        parameters: The policy's parameters as they were given, with `return` and `filterRule`.
         like: The reference of the built-in ranking: a document's id, or a part of a document.
-        weights: Weights of the built-in ranking by path; None takes its own.
+        weights: Weights of the built-in ranking by path; None: its default weights.
     """
 
     match_type: MatchType
@@ -113,7 +113,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     check_keys(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
     if "matchType" in given or "rankingPolicyRule" not in given:
-        _match_type(given, at)  # A filter of the rule may have it, too, and then wins.
+        _match_type(given, at)  # The rule's filter may have a kind, too, and wins.
     if "rankingPolicyRule" not in given:
         raise missing(under(at, "rankingPolicyRule"), "a ranking rule (an object)")
     at = under(at, "rankingPolicyRule")
@@ -141,7 +141,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     if given_filter != {}:
         found = _filter(given_filter, place_of_filter)
     return Search(
-        # Existing bodies have it in one of two places; if both differ, the filter's kind is ranked.
+        # Existing bodies have the kind in one of two places; if both differ, the filter's wins.
         _match_type(outer, outer_at) if found is None else found.match_type,
         found,
         _limit(parameters, place),
@@ -220,7 +220,7 @@ def _like(parameters: JsonMapping, at: str) -> str | JsonMapping:
     )
     like = parameters.get("like")
     if like is None:
-        raise missing(place, f"{expected}; or a policyRuleURI")
+        raise missing(place, f"{expected}, or a policy that ranks, in policyRuleURI")
     if not isinstance(like, (str, dict)) or not like:
         raise wrong(like, expected, place)
     return like

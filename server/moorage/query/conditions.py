@@ -1,7 +1,8 @@
 """Conditions: the tree that `parse` makes from a query, for all other modules.
 
 A leaf tests the values that a source finds in a document and holds if any of them passes. The
-negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if none does.
+negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if no value
+passes.
 """
 
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ class TextPattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """True if a value equals one of these; null also equals a missing value."""
+    """Holds if a value equals one of `values`; null also equals a missing value."""
 
     of: Source
     values: tuple[JsonValue, ...]
@@ -61,7 +62,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """True if a value is less or greater than a number, or than a text."""
+    """Holds if a value is less or greater than the number or text `operand`."""
 
     of: Source
     operator: OrderName
@@ -70,7 +71,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """True if a text matches a pattern. `place` is the pattern's place in the query."""
+    """Holds if a text matches the pattern. `place` is the pattern's place in the query."""
 
     of: Source
     pattern: TextPattern
@@ -79,28 +80,28 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """True if the path has a value, even null."""
+    """Holds if the path has a value, even null."""
 
     of: Source
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """True if all parts are true; also without parts."""
+    """Holds if all parts hold; also without parts."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """True if at least one part is true."""
+    """Holds if at least one part holds."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """True if the part is false."""
+    """Holds if its part does not hold."""
 
     part: "Condition"
 
@@ -117,14 +118,14 @@ def text_at(condition: Condition, path: str) -> str:
     if not isinstance(condition, Among) or condition.of != Path(path):
         return ""
     text = condition.values[0] if len(condition.values) == 1 else ""
-    # One that reads as a number equals numbers, too.
+    # A text that reads as a number equals numbers, too.
     return text if isinstance(text, str) and number_in(text) is None else ""
 
 
 def restrict(condition: Condition, path: str, values: Iterable[str]) -> Condition:
     """Return a condition that also requires one of `values` at `path`.
 
-    This is how the answer of a companion query enters the main one: the `clusterId` of the metrics
+    So the answer of a companion query enters the main query: the `clusterId` of the metrics
     documents found become `id IN […]` of the cluster query.
     """
     return AllOf((Among(Path(path), tuple(values)), condition))

@@ -16,7 +16,7 @@ class QueryError(Exception):
 
     Args:
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.
-        expected: The value that was expected there.
+        expected: The value that was expected at the place.
         reason: The value that was found instead, or the reason of the refusal.
         code: `bad_message`; `unsupported`: the query is valid Mongo but refused; `too_large`.
     """

@@ -5,8 +5,8 @@ The language: characters, `.`, `[a-z]`, `[^…]`, `\d \w \s` and their capitals,
 Look-around, back references and flags within the pattern are refused. `parse` calls `expression`.
 
 A pattern becomes a tree, the tree a machine with free moves, and the machine a deterministic table
-by the subset construction. That step can grow exponentially, so it is counted and refused where it
-takes more than `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
+by the subset construction. The construction can grow exponentially, so its steps are counted and
+refused above `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
 """
 
 from collections.abc import Iterable
@@ -123,7 +123,7 @@ class _Reader:
     def whole(self) -> _Tree:
         tree = self._choice(0)
         if self.at < len(self.text):
-            self._refuse("has a ) without a (")
+            self._refuse("is a ) without a (")
         return tree
 
     def _refuse(self, reason: str, code: Code = Code.BAD_MESSAGE) -> NoReturn:
@@ -277,7 +277,7 @@ def _needles(tree: _Tree) -> tuple[str, ...]:
             case _OneOf(ranges=((low, high),)) if low == high:
                 runs[-1] += chr(low)
             case _Repeat(part=_OneOf(ranges=((low, high),)), least=least) if low == high:
-                # The least number, and then it may go on.
+                # The least number, and then possibly more.
                 runs[-1] += chr(low) * least
                 runs.append("")
             case _Edge():

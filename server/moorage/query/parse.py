@@ -269,10 +269,10 @@ class Parser:
             for inner, part in parts:
                 self._operand(part, inner, depth + 1)
         elif not isinstance(value, bool) and value is not None and number_in(value) is None:
-            raise wrong(value, "a JSON value, its numbers finite", place)
+            raise wrong(value, "a JSON value with finite numbers", place)
 
     def path(self, value: JsonValue, place: str) -> Path:
-        """Check a path."""
+        """Return a path of a query, or refuse it."""
         if not isinstance(value, str):
             raise wrong(value, "a path (a text)", place)
         parts = value.split(".")

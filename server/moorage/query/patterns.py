@@ -41,7 +41,7 @@ class Like:
 
     @property
     def costly(self) -> bool:
-        """False: `str.find` searches the text."""
+        """Whether a match is slow: no, `str.find` searches the text."""
         return False
 
     def matches(self, text: str) -> bool:
@@ -72,7 +72,7 @@ class TransitionRow(dict[str, int]):
 
     def __missing__(self, character: str) -> int:
         found = self._following[bisect_right(self._starts, ord(character)) - 1]
-        self[character] = found  # The next look is one of Python's own.
+        self[character] = found  # Python's own lookup finds the next one.
         return found
 
 
@@ -96,7 +96,7 @@ class Expression:
 
     @property
     def costly(self) -> bool:
-        """True: a match looks up each character in Python, which is slow."""
+        """Whether a match is slow: yes, it looks up each character in Python."""
         return True
 
     def matches(self, text: str) -> bool:

@@ -97,7 +97,7 @@ def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
         at: The place of the options, with which the paths in errors start.
 
     Raises:
-        QueryError: The options are malformed, or there is another option.
+        QueryError: The options are malformed, or one of them is unknown.
     """
     given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
     for name in given.keys() - set(_OPTIONS):
@@ -162,7 +162,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object with _id and the fields to compute")
     if "_id" not in given:
         raise missing(
-            under(at, "_id"), "the key of the groups: $path, an object of $paths, or null"
+            under(at, "_id"), "a key for the groups, which is a $path, an object of $paths, or null"
         )
     key = _expression(parser, given["_id"], under(at, "_id"))
     made: dict[str, Callable[[list[JsonMapping]], JsonValue]] = {}

@@ -45,20 +45,20 @@ def nearest(
 ) -> list[tuple[str, float]]:
     """Return the documents most similar to a reference, the most similar first.
 
-    Each path that the reference has something at is compared:
+    A document is compared with the reference at each path where the reference has a value:
 
     - numbers by the difference of their means, as a part of the range over all documents and the
       reference;
-    - texts (where the reference has any there) by Jaccard's distance: the part of the texts that
-      either has and not both have.
+    - texts (where the reference has a text at the path) by Jaccard's distance: the part of the
+      texts of either document that not both have.
 
     A document without anything to compare at a path is at distance 1 there. Where the reference
     has nothing at any path, every document is at distance 0.
 
     Args:
         documents: The documents to rank, by id.
-        reference: The id of one of them, which is then left out of the answer; or a document, or
-            the part of one that matters.
+        reference: The id of one of `documents`, which is then left out of the answer; or a
+            document, or the part of a document that matters.
         weights: Weight by path, 0 and more; None takes `DEFAULT_WEIGHTS`.
         k: The largest number of returned documents; None returns all.
 

@@ -1,6 +1,6 @@
 """Computes bounded differences of JSON documents: `before` and `after` of the audit log.
 
-`web` calls it for documents, the audit log for changes by operators.
+`web` calls this module for documents, the audit log for changes by operators.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ def differences(
     Members of lists are matched by their `id` if all have one, otherwise by their index.
 
     Args:
-        before: The old document; None: there was none.
+        before: The old document; None: it did not exist.
         after: The new document; None: it was deleted.
     """
     sides = _Sides()

@@ -1,4 +1,4 @@
-"""The findings of `moored doctor`."""
+"""Holds what `moored doctor` found out about each thing that it examined."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,7 @@
 """The lease and its workload on the wire: in replies, listings, news and clients.
 
-Only `Lease.of` converts the core's lease to this one. The wire omits fields at their defaults, and
-a client that decodes the lease restores them.
+Only `Lease.of` converts the core's lease to this lease. The wire omits fields at their defaults,
+and a client that decodes the lease restores them.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
 from moorage.records.json_values import JsonObject
 
 EMPTY: Final = cast("str", Raw(b'""'))
-"""A default for texts that is written even if it is empty."""
+"""The default of a text that replies contain even if it is empty."""
 NEVER: Final = 0.0
 
 
 class NodeName(Struct, frozen=True):
-    """A node by name."""
+    """The name of a node, with the name of its cluster."""
 
     cluster_id: str
     node_id: str
 
-    # Programs of users unpack it as a pair.
+    # Programs of users unpack a name as a pair.
 
     def __iter__(self) -> Iterator[str]:
         """Yield cluster and node, for `cluster, node = name`."""
@@ -50,8 +50,8 @@ class WorkloadEnd(Struct, frozen=True):
     Attributes:
         attempt: The number of the start, from 1.
         phase: `succeeded` or `failed`.
-        exit_code: The exit code of a process; negative: a signal's number; null: not known.
-        log_tail: The last lines of output, if it failed.
+        exit_code: The exit code of a process; negative: a signal's number; null: it is not known.
+        log_tail: The last lines of output, if the workload failed.
     """
 
     attempt: int
@@ -80,15 +80,16 @@ class Workload(Sparse, frozen=True):
     """The workload of a lease.
 
     Attributes:
-        backend: The backend that starts it.
+        backend: The backend that starts the workload.
         phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`;
-            `lost` while the server has no contact with one of its machines: it may still run there.
-        endpoint: Its network address; empty if it has none, or none yet.
+            `lost` while the server has no contact with one of its machines: the workload may still
+            run.
+        endpoint: The workload's network address; empty if it has none, or none yet.
         attempt: The number of this start, from 1.
         attempts_max: The most starts, if each one fails.
-        warm: Whether it was running when the lease was granted.
+        warm: Whether the workload was running when the lease was granted.
         outcome: The end of the last start that the server did not end.
-        detail: The progress of its start, or the machine that is lost.
+        detail: The progress of the workload's start, or the machine that is lost.
     """
 
     backend: str
@@ -123,10 +124,10 @@ class Lease(Sparse, frozen=True):
         tenant: The owner of the lease.
         placement: The resources that the lease holds: one share per node; empty while it is
             `queued`.
-        fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
+        fencing: Grows with every grant; storage that knows this number can refuse earlier holders.
         ttl_seconds: The lease ends this long after its grant or last renewal.
-        policy_rule_uri: The policy that placed it.
-        reason: Why it is queued, ending or ended, or which of its machines is lost.
+        policy_rule_uri: The policy that placed the lease.
+        reason: Why the lease is queued, ending or ended, or which of its machines is lost.
         notice: The notice that the lease must end for another request, if any.
         workload: The workload on the placement.
         token: The secret that lets a client renew and release the lease.
@@ -239,7 +240,7 @@ def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Work
         lease.endpoint,
         lease.attempt,
         provision.attempts_max if provision.on_failure == "requeue" else 1,
-        bool(lease.inherited),  # Whether it was running when the lease was granted.
+        bool(lease.inherited),  # Whether the workload ran at the grant.
         None if lease.outcome is None else WorkloadEnd.of(lease.outcome),
         lost if is_lost else "",
     )

@@ -1,8 +1,8 @@
 """A lenient decoder for all records, which reads replies of other versions of the server.
 
-Clients call `read_record`. It ignores unknown fields, fills in empty values for fields that an
-older server lacks, and omits a code that this client does not know. A value of the wrong type is an
-error.
+Clients call `read_record`. The function ignores unknown fields, fills in empty values for fields
+that an older server lacks, and omits a code that this client does not know. A value of the wrong
+type is an error.
 """
 
 from collections.abc import Hashable, Mapping

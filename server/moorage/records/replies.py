@@ -77,7 +77,7 @@ class FailureReason(Struct):
 
 
 class WaiterAnswer(Struct):
-    """A request that waits."""
+    """A waiting request: what it asks for, and the start and the latest end of its wait."""
 
     request: str
     tenant: str
@@ -91,10 +91,10 @@ class WaiterAnswer(Struct):
 
 
 class QueuedWaiter(WaiterAnswer, kw_only=True):
-    """A row of the queue.
+    """A waiting request, as a row of the queue.
 
-    `expected_at`: its turn, if leases last as long as similar ones did. `overtaken`: how often
-    a later request was granted before it.
+    `expected_at`: the waiter's turn, if leases last as long as similar ones did. `overtaken`: how
+    often a later request was granted before this one.
     """
 
     position: int
@@ -342,7 +342,7 @@ class WatchedTopics(Struct):
 
 
 class WhatIfAnswer(Struct):
-    """The predicted answer to a request. If `waiting`, `position` is its place in the queue."""
+    """The predicted answer to a request; `position`: the place in the queue, if it is `waiting`."""
 
     state: Literal["granted", "waiting", "advised", "refused"]
     request: str
@@ -399,7 +399,7 @@ class Consequences(Struct):
 class ResumedWaiter(Struct):
     """A request without an answer; `message` is the `id` of its message.
 
-    `position`: its recent place in the queue; null: none, or not known.
+    `position`: the request's recent place in the queue; null: none, or not known.
     """
 
     request: str
@@ -442,7 +442,7 @@ class ReservedNode(Struct):
 
 
 class ReservationAnswer(Struct):
-    """A reservation of nodes for one tenant. `used`: whether the tenant has had a lease on it."""
+    """A reservation of nodes for one tenant. `used`: whether the tenant has leased its nodes."""
 
     reservation: str
     tenant: str
@@ -479,7 +479,7 @@ class PastFleetAnswer(Struct):
 
 
 class FailureMessage(Struct):
-    """Every failure: `message` is a sentence for a person, `error` is for programs."""
+    """The reply to every failure: `message` is a sentence for a person, `error` is for programs."""
 
     success: Annotated[bool, Meta(extra_json_schema={"const": False})]
     message: str

@@ -1,6 +1,6 @@
 """The parts of messages: resources, terms of a lease, its workload, and quotas.
 
-Only `messages` reads them; the types of the fields are in `fields`.
+Only `messages` reads these parts; the types of the fields are in `fields`.
 """
 
 from typing import Annotated
@@ -14,7 +14,7 @@ from moorage.records.json_values import JsonObject
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One label of a node, as Kubernetes' `matchExpressions` say it.
+    """A requirement on one label of a node, like an entry of Kubernetes' `matchExpressions`.
 
     Attributes:
         key: The name of the label.
@@ -36,7 +36,7 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`resources` of a request: the resources that must fit. Units as in `model.Demand`.
+    """`resources` of a request: the resources that must fit. Units are those of `model.Demand`.
 
     Attributes:
         gpus: GPUs of each node.
@@ -95,7 +95,7 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
     """`anti_affinity` of a lease: the domain that no two leases of its tenant and group share.
 
     Attributes:
-        group: Any name; it is the tenant's own.
+        group: The name of the group; each tenant has its own groups.
         topology: The domain that is not shared, like `topologyKey` in Kubernetes.
     """
 
@@ -104,7 +104,7 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`.
+    """`lease` of a request: the terms of the lease. Units are those of `model.LeaseTerms`.
 
     Attributes:
         ttl_seconds: How long the lease lasts after the grant or the last renewal.

@@ -13,7 +13,7 @@ from moorage.model import Tenant
 
 
 class Role(StrEnum):
-    """The role of a token. Each of the first five includes the rights of those before it."""
+    """The role of a token. Each of the first five includes the rights of earlier roles."""
 
     VIEWER = "viewer"
     CLIENT = "client"
@@ -64,8 +64,8 @@ class Right(Enum):
 
 
 SERVER_ITSELF: Final = "(server)"
-"""The name of the server's own token, and the owner of the clusters that it maintains; no other
-token or tenant can have this name."""
+"""The name of the server's own token, and the owner of the clusters that the server maintains; no
+other token or tenant can have this name."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):

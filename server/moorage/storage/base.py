@@ -35,7 +35,7 @@ SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 
 class StorageError(Exception):
-    """The database cannot do this; the message says what to do."""
+    """The database cannot do what was asked; the message gives the remedy."""
 
 
 class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like asyncio.QueueFull.
@@ -52,7 +52,7 @@ class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like 
         super().__init__(
             reason
             or f"{place} is in use by {holder}: one ledger has one writer. "
-            "Stop that process, or give this one another data directory."
+            "Stop that process, or give this server another data directory."
         )
         self.place = place
         self.pid = pid
@@ -63,7 +63,7 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
 
     Args:
         place: Name of the database in messages.
-        finding: The damage and its place.
+        finding: The damage and the place of the damage, in words.
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -88,9 +88,9 @@ class Seat(NamedTuple):
     """A server among those that use one database.
 
     Args:
-        name: The server's machine, its process, and its roll-out if it has one.
-        ws: URL by which clients reach its WebSocket.
-        http: URL by which clients reach its HTTP services.
+        name: The server's machine and process, and the server's roll-out, if it belongs to one.
+        ws: URL by which clients reach the server's WebSocket.
+        http: URL by which clients reach the server's HTTP services.
     """
 
     name: str
@@ -122,8 +122,8 @@ class Election(Protocol):
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
 
-        Otherwise note that this server stands by, and read which server leads. The call returns
-        after a short while, or as soon as the leader leaves.
+        If another server leads, note that this server stands by, and read which server leads. The
+        call returns after a short while, or as soon as the leader leaves.
 
         Raises:
             StorageError: The database cannot be used, now or at all.
@@ -131,7 +131,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The leader that this server last saw; None: no leader, or one that is about to resign."""
+        """The leader that this server last saw; None: no leader, or a leader about to resign."""
 
     @property
     def standbys(self) -> bool:
@@ -180,7 +180,7 @@ class Checkpoint(NamedTuple):
     Args:
         number: Grows with every checkpoint that is begun; an unfinished checkpoint has only parts.
         seq: Number of the last fact that the checkpoint covers.
-        parts: Number of its parts.
+        parts: Number of the checkpoint's parts.
         checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
     """
 
@@ -207,10 +207,10 @@ class Facts(Protocol):
         """Return the seq of the last fact, 0 if there is none."""
 
     def pruned_seq(self) -> int:
-        """Return the seq of the last fact that was pruned; 0 if no fact was."""
+        """Return the seq of the last fact that was pruned; 0 if no fact was pruned."""
 
     def oldest_at(self) -> float:
-        """Return when the oldest fact was appended, in Unix seconds. There must be a fact."""
+        """Return when the oldest fact was appended, in Unix seconds. There is at least one fact."""
 
     def chain_of(self, seq: int) -> int | None:
         """Return the chain checksum of a fact; 0 before the first fact, None for a missing fact."""
@@ -223,11 +223,11 @@ class Facts(Protocol):
     ) -> list[FactRow]:
         """Return up to `limit` facts after a seq; a page ends with the fact that exceeds the bytes.
 
-        With a subject, only facts about this lease, request or cluster.
+        With a subject, the page has only facts about this lease, request or cluster.
         """
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
-        """Delete some of the oldest facts. Return whether there are more to delete.
+        """Delete some of the oldest facts. Return whether more facts are to be deleted.
 
         Args:
             limit: Facts from this seq on stay.
@@ -254,7 +254,7 @@ class Facts(Protocol):
         """Drop a checkpoint; the next sweeps delete its parts."""
 
     def sweep(self) -> bool:
-        """Delete some parts of dropped checkpoints. Return whether there were any.
+        """Delete some parts of dropped checkpoints. Return whether there were such parts.
 
         The caller makes sure that no checkpoint is being written.
         """
@@ -305,7 +305,7 @@ class FactStore(FactReading, Protocol):
     """The facts of one ledger, which one process writes."""
 
     is_local: bool
-    """A commit waits only for a disk of this machine."""
+    """Whether a commit waits only for a disk of this machine."""
 
     @property
     def is_full(self) -> bool:
@@ -327,7 +327,7 @@ class FactStore(FactReading, Protocol):
 
         Args:
             rows: Facts, in order.
-            fencing: The highest fencing number in them; 0 if there is none.
+            fencing: The highest fencing number in the facts; 0 if there is none.
             works: Other changes, made in order after the facts are added.
 
         Returns:
@@ -335,13 +335,13 @@ class FactStore(FactReading, Protocol):
 
         Raises:
             StorageFailed: The data may or may not be stored; nothing more may be committed.
-            StorageError: As StorageFailed.
+            StorageError: Another error; the data may or may not be stored.
         """
 
     def upkeep(self) -> float | None:
-        """Do due upkeep; return the seconds until more is due, None: never.
+        """Do the upkeep that is due; return the seconds until the next upkeep, None: never.
 
-        Called after commits, and then from time to time.
+        The writer calls this after commits, and then from time to time.
 
         Raises:
             StorageFailed: A write failed; nothing more may be committed.
@@ -389,7 +389,7 @@ class RecordTable(Protocol):
         """Store a record; it replaces a record with the same id."""
 
     def remove(self, kind: str, record_id: str) -> bool:
-        """Delete a record; return whether there was one."""
+        """Delete a record; return whether it existed."""
 
     def number_of(self, kind: str, record_id: str) -> int:
         """Return the number under which a record is stored; the record must exist."""
@@ -417,7 +417,7 @@ class RecordTable(Protocol):
 
 
 class RecordStore(Protocol):
-    """The records of one catalog. One thread opens and uses it."""
+    """The records of one catalog. One thread opens and uses the store."""
 
     @property
     def place(self) -> str:
@@ -445,7 +445,7 @@ class RecordStore(Protocol):
         """
 
     def upkeep(self) -> float | None:
-        """Do due upkeep; return the seconds until more is due, None: never."""
+        """Do the upkeep that is due; return the seconds until the next upkeep, None: never."""
 
     def close(self) -> None:
         """Close the store. A second call does nothing."""
@@ -602,7 +602,7 @@ class Storage(Protocol):
         """Return a reader beside the server that writes; None if there is only one server."""
 
     def names(self) -> SharedNames | None:
-        """Return the names that its servers share; None if there is only one server."""
+        """Return the names that the servers share; None if there is only one server."""
 
     def has_records(self) -> bool:
         """Return whether this storage ever had a catalog."""

@@ -1,4 +1,4 @@
-"""Read named SQL statements from the `.sql` files beside the stores that run them."""
+"""Reads named SQL statements from the `.sql` files beside the stores that run them."""
 
 import re
 from pathlib import Path

@@ -43,10 +43,10 @@ class Running:
     """A daemon that accepts requests.
 
     Args:
-        ws: URL of its WebSocket.
-        http: URL of its HTTP services.
-        pid: Id of its process.
-        log: File that its stderr goes to.
+        ws: URL of the daemon's WebSocket.
+        http: URL of the daemon's HTTP services.
+        pid: Id of the daemon's process.
+        log: File that the daemon's stderr goes to.
     """
 
     ws: str
@@ -65,10 +65,10 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: The daemon's data directory; None: a temporary one. That one is removed afterwards,
-            and its workloads on this machine are stopped.
+        data: The daemon's data directory; None: a temporary directory, which is removed afterwards;
+            the workloads of its daemon on this machine are stopped.
         options: Further flags of `moored serve`.
-        environment: Further variables of its environment.
+        environment: Further variables of the daemon's environment.
 
     Raises:
         ServerError: The daemon did not become ready, or did not stop cleanly.
@@ -88,7 +88,7 @@ def daemon(
 def _end_workloads(data: Path) -> None:
     """Stop the workloads of a removed data folder: no other daemon would find them."""
     for folder in (data / "local" / "running").glob("*"):
-        with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):  # The process has ended meanwhile.
             if (supervisor := holder(folder)) is not None:
                 ended = os.pidfd_open(supervisor)
                 try:

@@ -1,6 +1,6 @@
 """The backend that starts nothing, for tests of programs that use `ResourceEngine`.
 
-A server has this backend, too: requests choose it with `provision={"backend": "memory"}`.
+A server has the backend, too: requests choose it with `provision={"backend": "memory"}`.
 """
 
 from moorage.backends.memory.backend import MemoryBackend

@@ -30,7 +30,7 @@ class Server(Running):
         """Add a cluster by its document.
 
         Raises:
-            ServerError: The server refuses it.
+            ServerError: The server refuses the cluster.
         """
         self._post("/clusters", cluster, token)
 
@@ -43,7 +43,7 @@ class Server(Running):
             token: Token of the caller; "": none.
 
         Raises:
-            ServerError: The server refuses it.
+            ServerError: The server refuses the policy.
         """
         document: Document
         if isinstance(policy, Path):

@@ -1,7 +1,7 @@
 """Fixtures for pytest; enable them in `conftest.py`: `pytest_plugins = ["moorage.testing.plugin"]`.
 
 An entry point would make every run of pytest import this module, wherever Moorage is installed. So
-pytest does not load it by itself.
+pytest does not load this plugin by itself.
 """
 
 from collections.abc import Iterator, Sequence

@@ -285,7 +285,9 @@ async def test_a_constructor_may_need_values_of_a_request(shared_bench, line, na
     result = await shared_bench.sandbox.check(code)
     assert result.ok
     (warning,) = result.warnings
-    assert warning.startswith(f"function.py line 4: without {named} it cannot be constructed (")
+    assert warning.startswith(
+        f"function.py line 4: without {named} the policy cannot be constructed ("
+    )
     assert (await shared_bench.refusal(code)).code is Code.POLICY_ERROR
     if "region" in line and "[" in line:
         assert await shared_bench.value(code, parameters={"region": "eu"}) == "eu"

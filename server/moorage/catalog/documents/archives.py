@@ -1,9 +1,9 @@
-"""Read the files of policy archives in memory, with strict checks of each member.
+"""Reads the files of policy archives in memory, with strict checks of each member.
 
 `catalog.documents.policies` calls `read_archive` with the bytes of an upload, which may be hostile.
-Nothing is written to disk, and no content is parsed, compiled or run. It accepts `.zip`, `.tar.gz`
-and `.tar.xz`, recognized by their first bytes. The policy is the file `code/function.py` or
-`function.py`, or the only Python file; a common top folder, as in GitHub's archives, is allowed.
+Nothing is written to disk, and no content is parsed, compiled or run. The reader accepts `.zip`,
+`.tar.gz` and `.tar.xz`, recognized by their first bytes. The policy is the file `code/function.py`
+or `function.py`, or the only Python file; a common top folder, as in GitHub's archives, is allowed.
 """
 
 import io
@@ -158,7 +158,7 @@ def _too_many() -> ServiceError:
 
 def _too_large() -> ServiceError:
     return bad_code(
-        f"its files have more than {FILES_BYTES_MAX} bytes in total",
+        f"the policy's files have more than {FILES_BYTES_MAX} bytes in total",
         f"at most {FILES_BYTES_MAX}: omit files that the policy does not import",
     )
 
@@ -217,7 +217,7 @@ def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
             if info.flag_bits & _ENCRYPTED or info.compress_type not in _ZIP_METHODS:
                 raise bad_code(
                     f"the member {info.filename!r} is encrypted or packed in a rare way",
-                    "members stored or deflated, without a password",
+                    "an archive whose members are stored or deflated, without a password",
                 )
             with archive.open(info) as member:
                 yield name, _at_most(member)

@@ -26,7 +26,7 @@ from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
-"""Values of `status`, in any letter case, that make a cluster a candidate; so does no `status`."""
+"""Values of `status`, in any letter case, that make a cluster a candidate, as does no `status`."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """The label with the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11
@@ -193,7 +193,7 @@ def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
     alike: list[JsonValue] = []
     for index, device in enumerate(listed):
         if not isinstance(device, dict):
-            return group, ()  # `_gpus` reports its place.
+            return group, ()  # `_gpus` reports the place of the error.
         try:
             each = DeviceId(_text(device, "uuid"), _text(device, "parentUuid"))
         except WrongField as wrong:
@@ -221,7 +221,7 @@ def _gpus(group: JsonMapping) -> tuple[Gpu, ...]:
         return ()
     try:
         key = _encode(group)
-    except (TypeError, ValueError, OverflowError):  # Not JSON; its place is found below.
+    except (TypeError, ValueError, OverflowError):  # Not JSON; the place is found below.
         return _read_gpus(group)
     return _kind(key)
 
@@ -260,7 +260,7 @@ def _gpus_by_count(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WrongField("gpus.modelNames", "a list of texts")
     memory = int(_amount(group, "memory", "gpus.memory")) // max(count, 1)
-    if len(names) != count:  # One name is that of all devices; a wrong number of names is ignored.
+    if len(names) != count:  # One name is for all devices; a wrong number of names is ignored.
         names = names * count if len(names) == 1 else [""] * count
     return tuple(Gpu(str(index), names[index], memory) for index in range(count))
 

@@ -1,4 +1,4 @@
-"""Encode and decode JSON documents, and check their ids, for all of `catalog`."""
+"""Encodes and decodes JSON documents, and checks their ids, for all of `catalog`."""
 
 import re
 from collections.abc import Sequence

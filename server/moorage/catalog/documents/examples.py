@@ -1,8 +1,8 @@
-"""A policy's own examples: read them from its document and archive, and check answers.
+"""Reads a policy's own examples from its document and archive, and checks answers.
 
 `daemon.publishing.vetting` reads them, and runs them in a cell before the policy is registered.
-They are in `metadata.examples` of the document, or in `examples.json` beside `function.py`: a list
-of objects
+Examples are in `metadata.examples` of the document, or in `examples.json` beside `function.py`: a
+list of objects
 
     {"name": "two GPUs of one node",
      "request": {"inputs": {}, "resources": {"gpus": 2}},
@@ -59,7 +59,7 @@ class Example:
 
     Args:
         place: The example's place, e.g. `metadata.examples[0]`.
-        name: The author's name for it; may be empty.
+        name: The author's name for the example; may be empty.
         request: The fields of a client's request; None if `input_data` is given.
         fleet: The cluster documents of the example's fleet.
         metrics: Metrics of these clusters, by cluster id.
@@ -135,7 +135,7 @@ def _example(given: JsonValue, place: str, uri: str) -> Example:
         request = _request(given["request"], f"{place}.request", uri)
         for key in ("parameters", "settings"):
             if key in given:
-                raise _wrong(f"{place}.{key}", f"it as `request.{key}`", "it beside the request")
+                raise _wrong(f"{place}.{key}", f"{key} within `request`", f"{key} beside it")
     return Example(
         place,
         name,

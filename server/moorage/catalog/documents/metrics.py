@@ -1,8 +1,8 @@
-"""Metrics documents: accept both spellings of fields, and compute totals over nodes.
+"""Metrics documents: accepts both spellings of fields, and computes totals over nodes.
 
 The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
-that of docs/reference/allocation-server.md, "Metrics documents"; totals follow its section
-"Aggregation".
+that of docs/reference/allocation-server.md, "Metrics documents"; totals follow the section
+"Aggregation" of that page.
 """
 
 import re

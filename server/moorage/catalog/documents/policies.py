@@ -1,7 +1,7 @@
 """PolicyRule documents: their identity, checks that run no code, and their digest.
 
-The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. The code
-is not parsed, compiled or run here: only the jail does that.
+The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare such a
+document. The code is not parsed, compiled or run here: only the jail does that.
 """
 
 import hashlib
@@ -194,7 +194,7 @@ def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPol
 
     Args:
         document: The document, as `complete_policy_document` returned it.
-        files: The files of its `code`.
+        files: The files in the `code` of the document.
 
     Raises:
         ServiceError: `bad_message`: a field has a value that cannot be sent to a cell; `too_large`.
@@ -234,7 +234,7 @@ def _read(
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
     """Return the author's name for the policy's entry file, for messages and tracebacks.
 
-    If there are several Python files, this is `function.py`.
+    Among several Python files, the entry file is `function.py`.
     """
     if any(path.endswith(".py") and path != ENTRY for path in files):
         return ENTRY

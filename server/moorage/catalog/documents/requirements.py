@@ -1,4 +1,4 @@
-"""Find unmet requirements in a policy's `requirements.txt`, for warnings.
+"""Finds unmet requirements in a policy's `requirements.txt`, for warnings.
 
 The file is parsed like pip does (PEP 508), and compared with the packages installed here, which
 cells import. Options of pip are ignored, and nothing is downloaded.
@@ -29,7 +29,7 @@ class Unmet:
     """A requirement for a package or version that policies cannot use.
 
     Args:
-        line: Number of its first line, from 1.
+        line: Number of the requirement's first line, from 1.
         text: The requirement, without its comment.
         why: The end of a sentence that begins with `text`, on what is wrong.
     """

@@ -79,7 +79,7 @@ class PolicySchemas:
         return self._check(self.inputs, input_data, "input_data")
 
     def complete_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
-        """Yield checked and completed elements of a list, some at a time; see `completed_input`."""
+        """Yield parts of an input list, with each element checked and completed by the schema."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
             if self.inputs is not None:
@@ -110,7 +110,7 @@ class PolicySchemas:
         """Check the value that the policy returned.
 
         Raises:
-            ServiceError: `policy_bad_output`: it does not match the output schema.
+            ServiceError: `policy_bad_output`: the value does not match the output schema.
         """
         if self.output is None or _says_no(value):
             return
@@ -229,7 +229,7 @@ def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema
         return None
     if not isinstance(given, list) or len(given) > COMMANDS_MAX:
         expected = f"a list of at most {COMMANDS_MAX} objects {{name, description, schema}}"
-        found = f"found {len(given)}" if isinstance(given, list) else "it is none"
+        found = f"found {len(given)}" if isinstance(given, list) else "it is no list"
         notes.append(SchemaError(_COMMANDS_FIELD, expected, found))
         return None
     commands: dict[str, Schema | None] = {}

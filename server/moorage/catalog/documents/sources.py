@@ -34,7 +34,7 @@ from moorage.protocol.faults import ServiceError
 
 if TYPE_CHECKING:
     import httpx
-else:  # Slow to import, and few servers use it.
+else:  # httpx is slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -162,7 +162,7 @@ class CodeSources:
                     if len(content) > CODE_BYTES_MAX:
                         raise _too_large()
                 return bytes(content)
-        raise bad_code(f"{shown} redirects again and again", f"at most {REDIRECTS_MAX} redirects")
+        raise bad_code(f"{shown} redirects too often", f"at most {REDIRECTS_MAX} redirects")
 
     async def _get(self, client: "httpx.AsyncClient", given: str) -> "httpx.Response":
         """Send a request to the host of a URL; connect only to addresses that were checked."""
@@ -185,7 +185,7 @@ class CodeSources:
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 if number == len(addresses):
                     raise
-        raise OSError("its name has no address")
+        raise OSError("the name of its host has no address")
 
     async def _addresses(self, url: "httpx.URL") -> list[str]:
         """Resolve the host of a URL once; refuse addresses that are not allowed."""
@@ -210,7 +210,7 @@ class CodeSources:
         return addresses
 
     def files(self, code: str, fetched: bytes | None) -> Files:
-        """Return the files of `code`. Blocking: call it in the catalog's thread.
+        """Return the files of `code`. This call blocks: use the catalog's thread.
 
         Raises:
             ServiceError: `bad_policy` or `too_large`.
@@ -253,7 +253,7 @@ class CodeSources:
 
 
 def without_credentials(code: str) -> str:
-    """Return a URL without `user:password@`; anything else as it is."""
+    """Return a URL without `user:password@`; return any other text unchanged."""
     return _CREDENTIALS.sub(r"\1", code)
 
 
@@ -283,8 +283,8 @@ def _decode(content: bytes, shown: str) -> Files:
     if _CLASS not in files.get(ENTRY, b""):
         raise bad_code(
             f"{shown} serves no policy",
-            f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
-            " in base64, the reply says what is wrong",
+            f"a text or an archive that defines {_CLASS.decode()}; to learn what is"
+            " wrong, put the code into the document itself, as text or in base64",
         )
     return files
 
@@ -340,7 +340,7 @@ def _too_large() -> ServiceError:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address, as a resolver gives it, is one of the public Internet.
+    """Return whether an address, as a resolver gives it, belongs to the public Internet.
 
     Python's own `is_global` is not enough: it depends on the version, and an IPv6 address may carry
     an IPv4 one.

@@ -50,7 +50,7 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
         former: The formerly active version, if this change replaced it.
         former_standing: Result of the former version's active time.
         former_digest: Digest of the former version, since its URI may later get other content.
-        reason: The server's reason, if it made the change.
+        reason: The server's reason, if the server itself made the change.
     """
 
     at: float
@@ -79,8 +79,9 @@ class Canary(Struct, frozen=True):
 
     Args:
         percent: Percentage of requests, above 0, at most 100.
-        by: The draw is by `request` (idempotency key), or by `tenant` (all its requests or none).
-        seed: Seed of the draw; another seed selects others.
+        by: The draw is by `request` (idempotency key), or by `tenant` (all requests of one, or
+            none).
+        seed: Seed of the draw; another seed selects other requests.
     """
 
     version: str
@@ -93,12 +94,12 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     """A stored alias.
 
     Args:
-        name: `name:word`.
+        name: The alias's name, in the form `name:word`.
         version: URI of the active version.
         canary: The candidate that gets a share of the requests.
         shadow: URI of a candidate that is evaluated beside the active version, without effect.
         history: All changes, the latest last.
-        owner: The tenant that created it; empty: unknown.
+        owner: The tenant that created the alias; empty: unknown.
     """
 
     name: str
@@ -114,7 +115,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     @property
     def former(self) -> str:
-        """The version that was active before this one; empty if there was none."""
+        """The version that was active before the present one; empty if there was none."""
         return self._former.version
 
     @property
@@ -195,7 +196,7 @@ def name_of(uri: str) -> str:
 
 
 class Aliases:
-    """All aliases, in memory and in the catalog's file. Read it on the event loop."""
+    """All aliases, in memory and in the catalog's file. Read them on the event loop."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -206,7 +207,7 @@ class Aliases:
         return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
-        """Return whether `given` is an alias or a bare policy name with one. Called per request."""
+        """Return whether `given` is an alias or a bare policy name with one. For each request."""
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:

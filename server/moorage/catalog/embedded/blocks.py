@@ -35,7 +35,7 @@ ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "bl
 
 
 class EmbeddedBlocks:
-    """Implements `catalog.ports.Blocks` with the catalog's file."""
+    """The documents of blocks in the catalog's file; implements `catalog.ports.Blocks`."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -98,7 +98,7 @@ class EmbeddedBlocks:
             created = not database.has("block_metrics", block_id)
             return write(database, "block_metrics", block_id, encoded, given)
 
-        # The next metrics replace these, so they need not survive a power cut.
+        # Newer metrics replace these, so these need not survive a power cut.
         publish = self._publisher("block_metrics")
         entry = await self._store.run(work, publish, durable=False)
         return entry.document, created

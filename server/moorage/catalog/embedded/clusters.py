@@ -1,7 +1,7 @@
 """Cluster documents in the catalog's file, used if no external registry is configured.
 
-Documents are checked, completed and written in the store's thread. The file has them as given;
-fields that the server adds are computed again at each load, so they are never outdated.
+Documents are checked, completed and written in the store's thread. The file has the documents as
+given; fields that the server adds are computed again at each load, so they are never outdated.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ from moorage.protocol.faults import ServiceError
 
 
 class EmbeddedClusters:
-    """Implements `protocol.registry.ClusterDocuments` with the catalog's file.
+    """The cluster documents in the catalog's file; implements `protocol.registry.ClusterDocuments`.
 
     Args:
         store: The open file.

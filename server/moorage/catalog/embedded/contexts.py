@@ -16,7 +16,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 CONTEXTS_MAX: Final = 8192
-"""Maximum contexts in the file; further ones are stored only for tenants with few. A missing
+"""Maximum contexts in the file; further ones only of tenants with few contexts. A missing
 context has an effect only after a restart.
 """
 

@@ -31,7 +31,7 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
 
     Args:
         at: Seconds since the epoch.
-        who: The tenant that made it; empty: the server has no tenants.
+        who: The tenant that made the change; empty: the server has no tenants.
         digest: Digest of the URI's content at that time.
         fields: The changed fields of the document, if the change is `described`.
     """
@@ -60,7 +60,7 @@ def note(
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])
     changes.append(PolicyChange(time.time(), who, what, digest, named))
     if len(changes) > CHANGES_MAX:
-        del changes[1]  # The first one tells its origin.
+        del changes[1]  # The first change tells the origin.
     database.put("history", StoredRow(uri, msgspec.json.encode(changes)))
     if row is None and database.count("history") > HISTORIES_MAX:
         database.forget_history()

@@ -1,8 +1,8 @@
 """The in-memory documents of a catalog, from any source, for the event loop.
 
 Embedded parts add durable documents, mirrored parts add answers of services. The hot path reads
-them with plain functions, so no request waits for a disk or a service. Only this module reports
-changes to the listeners.
+documents with plain functions, so no request waits for a disk or a service. Only this module
+reports changes to the listeners.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ class Memory:
         self.policies: dict[str, PolicyEntry] = {}
         self.index = DocumentSearch(self.clusters, self.metrics)
         self.listeners: list[Callable[[CatalogChange], None]] = []
-        """Called on the event loop with every change, once it is durable."""
+        """Functions that are called on the event loop with every change, once it is durable."""
         self.version = 0
         """A number that grows with every change of a cluster document or of metrics."""
         self._aliases = aliases
@@ -128,7 +128,7 @@ class Memory:
             self._versions[cluster_id] = self.version
 
     def forget(self) -> None:
-        """Drop all documents at once. Nothing may be called afterwards."""
+        """Drop all documents at once. Call no method afterwards."""
         held = (self.clusters, self.metrics, self.policies, self._loaded, self._blobs)
         for each in held:
             each.clear()
@@ -164,7 +164,7 @@ class Memory:
         return frozenset(entry.id for entry in self.clusters.values())
 
     def documents(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return cluster documents as stored, in the given order, without unknown ones.
+        """Return cluster documents as stored, in the given order, without unknown clusters.
 
         Raises:
             ServiceError: `too_large`.
@@ -174,7 +174,7 @@ class Memory:
         )
 
     def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return documents as `documents`, each with its `metrics`; `{}` if it has none."""
+        """Return the documents of `documents`, each with its `metrics`; `{}`: it has none."""
         found = [self.clusters[name] for name in cluster_ids if name in self.clusters]
         return with_metrics(found, self.metrics)
 

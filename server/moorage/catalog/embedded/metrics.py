@@ -1,6 +1,6 @@
 """Metrics documents in the catalog's file, used if no external service is configured.
 
-The next metrics replace them, so they need not survive a power cut.
+Newer metrics replace stored ones, so stored metrics need not survive a power cut.
 """
 
 from moorage.catalog.documents.encoding import snapshot
@@ -25,7 +25,7 @@ _Stored = tuple[DocumentEntry, Document, bool]
 
 
 class EmbeddedMetrics:
-    """Implements `protocol.registry.Metrics` with the catalog's file.
+    """The metrics documents in the catalog's file; implements `protocol.registry.Metrics`.
 
     Args:
         store: The open file.

@@ -40,7 +40,7 @@ async def prepare_policy(sources: CodeSources, document: Document) -> PreparedPo
 
 
 class EmbeddedPolicies:
-    """Implements `catalog.ports.Policies` with the catalog's file.
+    """The policies in the catalog's file; implements `catalog.ports.Policies`.
 
     Args:
         store: The open file.

@@ -50,10 +50,10 @@ _Key = tuple[Kind, str]
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One stored record.
+    """A record in the form in which the store has it.
 
     Args:
-        id: Id, unique within its kind.
+        id: Id of the record, unique within its kind.
         document: The document as JSON.
         files: Packed files of a policy, or a context; for other kinds the owner.
     """
@@ -81,7 +81,7 @@ _changes: Final = msgspec.json.Decoder(list[_Change]).decode
 
 
 class RecordOwners:
-    """All records, by kind and id."""
+    """The owner and the size of every record, by kind and id."""
 
     def __init__(self) -> None:
         self._records: dict[_Key, OwnedRecord] = {}
@@ -95,7 +95,7 @@ class RecordOwners:
             each.clear()
 
     def begin(self) -> None:
-        """Begin a transaction."""
+        """Begin a transaction, whose changes `undo` undoes."""
         self._before.clear()
 
     def undo(self) -> None:
@@ -179,8 +179,8 @@ class RecordOwners:
         whose = f"tenant “{owner}”" if owner else "tenants that are not known"
         raise ServiceError(
             Code.TOO_LARGE,
-            f"the catalog would hold {whole} {what}, {own} of them of {whose}; it holds {most}, and"
-            f" more only of tenants with at most {most // TENANT_SHARE}: delete some first",
+            f"the catalog would hold {whole} {what}, {own} of them of {whose}; it may hold {most},"
+            f" and more only of tenants with at most {most // TENANT_SHARE}: delete some first",
             field="id",
             expected=f"at most {most} {what} in all, or {most // TENANT_SHARE} of one tenant",
             details={"of_all": whole, "of_tenant": own, "most": most},

@@ -1,7 +1,7 @@
 """In-memory entries of the embedded catalog's records, and functions for the store's thread.
 
 The embedded catalog calls this module; `catalog.embedded.memory` stores the entries. The functions
-run in the store's thread within a transaction; an error undoes it.
+run in the store's thread within a transaction; an error undoes the transaction.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

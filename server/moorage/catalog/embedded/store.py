@@ -38,8 +38,8 @@ from moorage.storage.base import RecordRow, RecordStore, RecordTable, StorageErr
 __all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow"]
 
 JOBS_MAX: Final = 1024
-"""Maximum jobs that wait for a turn; one more refuses the last of the tenant with most, as `busy`.
-"""
+"""Maximum jobs that wait for a turn; with one more, the tenant with most jobs loses its last one,
+which is refused as `busy`."""
 AT_ONCE_MAX: Final = 8
 """Maximum jobs in the thread's queue; tenants take turns for its places, and no tenant gets all."""
 CLOSE_SECONDS_MAX: Final = 30.0
@@ -54,7 +54,7 @@ _WITH_OWNER: Final = frozenset(("cluster", "block", "executor"))
 
 
 class Database:
-    """The operations of a job, within its transaction.
+    """The database in the form in which a job uses it, within the job's transaction.
 
     Args:
         place: Name of the catalog in messages.
@@ -97,7 +97,7 @@ class Database:
         return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> str:
-        """Store a record, or replace the one with its id; return its owner.
+        """Store a record, or replace the record with its id; return the owner.
 
         Raises:
             ServiceError: `too_large`: the catalog, or the tenant's part of it, is full.
@@ -118,7 +118,7 @@ class Database:
         return known or self._owners.owner(kind, row.id) or self.tenant
 
     def remove(self, kind: Kind, record_id: str) -> bool:
-        """Remove a record; return whether there was one."""
+        """Remove a record; return whether it existed."""
         self._owners.remove(kind, record_id)
         return self._records.remove(kind, record_id)
 
@@ -131,7 +131,7 @@ class Database:
                 return
 
     def rows(self, kind: Kind) -> list[StoredRow]:
-        """Return all records of a kind, by id; move damaged ones away."""
+        """Return all records of a kind, by id; move damaged records away."""
         good: list[StoredRow] = []
         for number, row in self._records.rows(kind):
             if is_intact(kind, row):
@@ -257,7 +257,7 @@ class DocumentStore:
         """From the next job on, use these records: the same records, opened for writing.
 
         Raises:
-            ServiceError: As in `open`.
+            ServiceError: `unavailable`: the records cannot be used; see `open`.
         """
         self._next_records = records
         await self.run(lambda _: None)

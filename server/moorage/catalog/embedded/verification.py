@@ -42,7 +42,7 @@ class CatalogWalk:
     stored: dict[str, int] = field(default_factory=dict[str, int])
 
     def say(self, finding: str) -> None:
-        """Record a fault."""
+        """Add a fault to the findings."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
 

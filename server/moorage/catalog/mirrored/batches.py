@@ -1,6 +1,6 @@
 """Combines the requests of many callers into few bulk requests to an external service.
 
-`catalog.mirrored.clusters` and `catalog.mirrored.policies` send their requests through it.
+`catalog.mirrored.clusters` and `catalog.mirrored.policies` send their requests through `Batches`.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 `catalog.opening` makes a mirror if the configuration names such a service. All metrics are read at
 once when a request looks at blocks and the copy is too old: blocks are fewer than clusters' nodes,
-and one request serves all waiting searches. The block documents are still stored here.
+and one request serves all waiting searches. The server still stores the block documents itself.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class BlockMetricsMirror:
 
 
 class MirroredBlocks:
-    """Implements `catalog.ports.Blocks` with metrics from an external service.
+    """Blocks with metrics from an external service; implements `catalog.ports.Blocks`.
 
     Args:
         stored: The blocks, and the metrics that the mirror has read.

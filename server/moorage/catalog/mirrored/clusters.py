@@ -1,4 +1,4 @@
-"""Copies clusters and metrics from external services; no copy in use exceeds a maximal age.
+"""Copies clusters and metrics from external services; a copy above its maximal age is not used.
 
 `catalog.opening` makes a mirror for each configured service. A mirror has the time of its last read
 and the missing ids. The documents are in the catalog's memory, which all other parts read; mirrors
@@ -25,7 +25,7 @@ from moorage.protocol.faults import ServiceError
 NAMED_MAX: Final = 20
 """Maximum ids that a warning lists; further ones are only counted."""
 RETRY_SECONDS: Final = 1.0
-"""Pause in seconds after a failed refresh; it doubles up to the refresh interval."""
+"""Pause in seconds after a failed refresh; the pause doubles up to the refresh interval."""
 FIRST_SECONDS_MAX: Final = 10.0
 """Seconds that a server's start, or a request without clusters, waits for the registry's list."""
 
@@ -51,9 +51,10 @@ class ClusterMirror:
 
     Args:
         registry: Client of the registry.
-        refresh_seconds: Longest time until a change there is seen here, while the registry answers.
-        stale_seconds_max: How long known clusters are served, with a warning, while it does not
-            answer.
+        refresh_seconds: Longest time until a change in the registry is seen here, while the
+            registry answers.
+        stale_seconds_max: How long known clusters are served, with a warning, while the registry
+            does not answer.
         first_read: Called when the registry is read for the first time.
     """
 
@@ -92,7 +93,7 @@ class ClusterMirror:
             try:
                 await self.read_all()
                 failures, pause = 0, self._refresh_seconds
-            except ServiceError:  # `_failure` has it, for the warnings of requests.
+            except ServiceError:  # `_failure` has the error, for the warnings of requests.
                 pause = min(RETRY_SECONDS * 2 ** min(failures, 16), self._refresh_seconds)
                 failures += 1
 

@@ -19,7 +19,7 @@ class External:
     """The URLs of the external services, and the maximal ages of their answers.
 
     Args:
-        clusters: Base URL of the cluster registry; empty: the embedded one.
+        clusters: Base URL of the cluster registry; empty: the embedded registry.
         metrics: Base URL of the cluster metrics service, or empty.
         block_metrics: Base URL of the block metrics service, or empty.
         search: Base URL of the search service, or empty.

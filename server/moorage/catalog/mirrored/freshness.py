@@ -1,4 +1,4 @@
-"""Decides whether a request may use copied documents or must first read their service."""
+"""Decides whether a request may use copied documents, or must read them again first."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from moorage.catalog.values import Examine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredFreshness:
-    """Implements `catalog.ports.Freshness` with all configured mirrors.
+    """Keeps the documents of all mirrors fresh; implements `catalog.ports.Freshness`.
 
     Args:
         memory: The store of the documents that the mirrors have read.

@@ -22,13 +22,13 @@ from moorage.protocol.faults import ServiceError
 
 if TYPE_CHECKING:
     import httpx
-else:  # Slow to import, and few servers use it.
+else:  # httpx is slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 ATTEMPTS_MAX: Final = 3
 """Maximum attempts of one request, within its deadline; all requests here change nothing."""
 BACKOFF_SECONDS: Final = 0.05
-"""Longest pause in seconds before the second attempt; it doubles each time, and is randomized."""
+"""Longest pause in seconds before the second attempt; before each later one, twice as long."""
 SILENCE_SECONDS_FIRST: Final = 2.0
 """Longest seconds without data in the first attempt; four times as long in each further one.
 
@@ -150,7 +150,7 @@ class Breaker:
 
 
 class Service:
-    """A client of one external service. The owner must close it.
+    """A client of one external service. The owner must close the client.
 
     Args:
         name: The service's name in messages, e.g. `cluster registry`.
@@ -204,8 +204,8 @@ class Service:
         Args:
             request: The request to send.
             read: Returns the value of an answer with a status below 500, or raises `WrongAnswer`.
-                Errors of decoding count as `WrongAnswer`. It may run in a thread, so it must use
-                only its argument.
+                Errors of decoding count as `WrongAnswer`. `read` may run in a thread, so it must
+                use only its argument.
             seconds: Longest duration; None: the service's own limit.
 
         Raises:

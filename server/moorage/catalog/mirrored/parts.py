@@ -1,9 +1,9 @@
 """Clusters, metrics and policies from external services, behind the catalog's interfaces.
 
-`catalog.opening` uses one in place of each embedded part with a configured service. Mirrored
-documents are in the same memory as embedded ones, and the same code reads them. They differ in how
-they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and clients must change
-them at their service.
+`catalog.opening` uses one of these classes in place of each embedded part with a configured
+service. Mirrored documents are in the same memory as embedded ones, and the same code reads them.
+The two differ in how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
+clients must change them at their service.
 """
 
 from collections.abc import Callable, Coroutine
@@ -32,12 +32,12 @@ Refused = Callable[..., Coroutine[object, object, NoReturn]]
 
 
 def refuse_change_at(service: Service, part: str) -> Refused:
-    """Return a method that refuses a change, and names the service that accepts it."""
+    """Return a method that refuses a change, and names the service that accepts the change."""
 
     async def refuse(*_: object, **__: object) -> NoReturn:
         raise ServiceError(
             Code.UNSUPPORTED,
-            f"This server reads its {part} from {service.url}; change them there.",
+            f"This server reads its {part} from {service.url}; send changes to that service.",
             expected=f"a request to {service.url}",
         )
 
@@ -45,7 +45,7 @@ def refuse_change_at(service: Service, part: str) -> Refused:
 
 
 class MirroredClusters:
-    """Implements `protocol.registry.ClusterDocuments` with an external registry.
+    """The clusters of an external registry; implements `protocol.registry.ClusterDocuments`.
 
     Args:
         memory: The store of the documents that the mirror has read.
@@ -70,7 +70,7 @@ class MirroredClusters:
 
 
 class MirroredMetrics:
-    """Implements `protocol.registry.Metrics` with an external service.
+    """The metrics of an external service; implements `protocol.registry.Metrics`.
 
     Args:
         memory: The store of the documents that the mirror has read.
@@ -109,7 +109,7 @@ class MirroredMetrics:
 
 
 class MirroredPolicies:
-    """Implements `catalog.ports.Policies` with an external policy store.
+    """The policies of an external policy store; implements `catalog.ports.Policies`.
 
     Args:
         memory: The store of the documents that the mirror has read.

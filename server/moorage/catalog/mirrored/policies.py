@@ -1,7 +1,7 @@
-"""Copies policies from an external policy store; no copy in use exceeds a maximal age.
+"""Copies policies from an external policy store; a copy above its maximal age is not used.
 
-`catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. Its policies are prepared
-like uploads: only a jail compiles and runs them.
+`catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. The store's policies are
+prepared like uploads: only a jail compiles and runs them.
 
 A policy's own examples run here, too, but no request waits for them. If they fail, the policy is
 still used, since the store accepted it and other servers use it; each answer then has a warning.
@@ -44,8 +44,8 @@ def _now() -> float:
 class _Remembered:
     """A policy in memory: its content, and the times of its last request and answer.
 
-    `wanted`: an allocation request has used it since it was last read. `doubt`: why its examples
-    fail.
+    `wanted`: an allocation request has used the policy since it was last read. `doubt`: why
+    the policy's examples fail.
     """
 
     record: PolicyRecord
@@ -65,7 +65,7 @@ class PolicyMirror:
     Args:
         store: Client of the policy store.
         prepare: Makes the record of a PolicyRule document, as for an upload.
-        keep: Adds a record to memory, or replaces it.
+        keep: Adds a record to memory, or replaces the record with its URI.
         drop: Removes a policy from memory.
         fresh_seconds: Maximal age of a policy; an older one is read again. `run` reads policies in
             use before that, so that requests need not wait.
@@ -248,7 +248,7 @@ class PolicyMirror:
             Code.UNKNOWN_POLICY,
             f"{self._place} has no policy “{uri}” ({answer.message}).",
             field="policy_rule_uri",
-            expected="the URI of a policy that is registered there",
+            expected="the URI of a policy that this store has",
         )
 
     def _let_go(self, uri: str) -> None:

@@ -1,9 +1,9 @@
 """Reads metrics of the fleet periodically from a Prometheus server into the catalog.
 
-The daemon starts it if `prometheus_url` is set. A round is a fixed number of instant queries, each
-for the whole fleet of any size. Documents are written as if a client had posted them, so policies,
-filters and `/cluster/query` see them; they have `source`, `timestamp` and `stale`. If Prometheus
-does not answer, the last values stay, with `stale: true` once they are too old.
+The daemon starts the poller if `prometheus_url` is set. A round is a fixed number of instant
+queries, each for the whole fleet of any size. Documents are written as if a client had posted them,
+so policies, filters and `/cluster/query` see them; they have `source`, `timestamp` and `stale`. If
+Prometheus does not answer, the last values stay, with `stale: true` once they are too old.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from moorage.protocol.faults import ServiceError
 TIMEOUT_SECONDS: Final = 10.0
 """Longest seconds of one query, including repetitions."""
 VALUE_MAX: Final = 1e15
-"""Largest sample that is used (a petabyte); larger ones are dropped, as NaN is."""
+"""Largest sample that is used (a petabyte); larger samples are dropped, as NaN is."""
 
 _NOW: Final = "vector(time())"
 # All queries of a round are for one instant, and ages are by Prometheus's own clock.

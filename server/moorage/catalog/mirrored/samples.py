@@ -67,8 +67,8 @@ class MetricSample:
     """One value of an instant vector.
 
     Args:
-        labels: The labels of its series.
-        value: The value; finite.
+        labels: The labels of the value's series.
+        value: The value, a finite number.
     """
 
     labels: Mapping[str, str]
@@ -81,7 +81,7 @@ class Labels:
 
     Args:
         cluster_label: The label with the id of the cluster.
-        cluster: Id of the cluster for series without this label; empty: they are left out.
+        cluster: Id of the cluster for series without this label; empty: such series are left out.
         node_labels: Labels that may have the node's id, alone or as `host:port`. The first of these
             labels that names a node of the cluster decides. If none does, the host name from the
             node exporter decides.
@@ -151,7 +151,7 @@ def compose(
 
     Args:
         answers: Samples by query; empty if Prometheus did not answer.
-        nodes: Ids of the nodes of each live cluster; empty if its document lists none.
+        nodes: Ids of the nodes of each live cluster; empty if the cluster's document lists none.
         known: The catalog's documents of the last round, by cluster.
         labels: The labels that name a series' cluster and node.
         now: The time, by Prometheus's clock if it answered, in seconds since the epoch.

@@ -82,7 +82,7 @@ class ClustersRead:
 
 @dataclass(slots=True)
 class MetricsRead:
-    """The metrics in an answer of the metrics service; fields as in `ClustersRead`."""
+    """The metrics in an answer of the metrics service; for the fields see `ClustersRead`."""
 
     found: dict[ClusterId, tuple[DocumentEntry, Digest]] = field(
         default_factory=dict[ClusterId, tuple[DocumentEntry, Digest]]
@@ -92,7 +92,7 @@ class MetricsRead:
 
 
 class ClusterRegistry:
-    """A client of the cluster database: bare documents, errors as `{"error": text}`."""
+    """A client of the cluster database: bare documents, and errors as `{"error": text}`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -131,7 +131,7 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """A client of the cluster metrics service: POST with a bare filter, else GET."""
+    """A client of the cluster metrics service: it sends a POST with a bare filter, else a GET."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -28,7 +28,7 @@ MODELS_TOLD_MAX: Final = 20
 _LIKENESS: Final = 0.9
 """Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
 TALLIES_BYTES_MAX: Final = 16 << 20
-"""Maximum bytes of cached reasons of nodes, for refusals; more empty that cache."""
+"""Maximum bytes of the cached reasons for refusals; more bytes empty the cache."""
 
 Candidates = tuple[ClusterId, ...] | None
 
@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last result for a class: a node that fits (`row`), or none as of `gains`."""
+    """The last verdict on a class: a node that fits (`row`), or no node as of `gains`."""
 
     layout: int
     row: int | None
@@ -66,7 +66,7 @@ class _Tally:
     Attributes:
         layout: The `Fleet.layout` of the rows.
         version: The `Fleet.version` at which the reasons were found.
-        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is not a candidate.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where the node is no candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
         never: The largest demand that could fit, and helpful changes of the request, if the demand
             can never fit; valid for this layout.
@@ -87,7 +87,7 @@ class Feasibility:
     """Decides which demands fit in the present state.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
     """
 
     def __init__(self, state: State) -> None:
@@ -132,7 +132,7 @@ class Feasibility:
         return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
-        """Return the nodes where the workload of `ask` failed; none if it fits on no other node."""
+        """Return the nodes where `ask`'s workload failed; none if `ask` fits on no other node."""
         if not ask.avoid or ask.demand is None:
             return ask.avoid
         elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
@@ -357,7 +357,7 @@ def _part(count: int, text: str) -> str:
 
 
 def _no_node_has(demand: Demand, models: list[str]) -> str:
-    """Return a sentence that lists the models in the fleet: “a100” may be a misspelling."""
+    """Return a sentence that lists the fleet's GPU models, since “a100” may be a misspelling."""
     wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
     spelled = {model.casefold(): model for model in models}
     near = [

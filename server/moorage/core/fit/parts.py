@@ -1,7 +1,7 @@
 """Judges each part of a policy's answer to a request that combines several demands.
 
 A part that cannot be granted is replaced by the reason; the other parts stay valid. A gang is
-granted whole or not at all; `verification` judges it.
+granted whole or not at all; `verification` judges the gang.
 """
 
 from moorage.core.fit.verification import Unsound, verify
@@ -40,7 +40,7 @@ def _refusal(
     fleet: Fleet,
     clusters: dict[ClusterId, Cluster],
 ) -> Refusal | None:
-    """Return why a part can never be granted beside the parts in `taken`; else add it to them."""
+    """Return why a part never fits beside the parts in `taken`; else add the part to `taken`."""
     try:
         wishes = parse_proposal(part, ask.demand)
     except ProposalError as error:

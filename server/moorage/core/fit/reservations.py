@@ -1,7 +1,7 @@
 """Advance reservations: nodes, or parts of them, that only one tenant gets from a set time on.
 
 A reservation gets nodes on which the leases of all other tenants end before it starts. From then
-on, no such lease on these nodes is granted or renewed beyond that start. The allocator is the only
+on, no lease of another tenant is granted or renewed beyond the start. The allocator is the only
 caller.
 """
 
@@ -68,7 +68,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(reservation)))
 
     def end(self, event: UnreserveAsked) -> None:
-        """End a reservation early."""
+        """End a reservation that an operator no longer wants."""
         known = self._state.reserved.by_id.get(event.reservation)
         if known is None:
             self._turn.respond(event.to, refusals.no_such_reservation(event.reservation))
@@ -77,7 +77,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(known)))
 
     def due(self, request: RequestId) -> None:
-        """Begin a reservation, or end one that has expired or was not used in time."""
+        """Begin a reservation, or end a reservation that has expired or was not used in time."""
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
@@ -132,7 +132,7 @@ class AdvanceReservations:
         return None if self._state.clusters else refusals.no_cluster()
 
     def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
-        """Return the smallest nodes that can take the demand at the start, and their parts."""
+        """Return the smallest nodes that can take the demand then, and the parts to reserve."""
         state, demand, where = self._state, event.demand, event.candidates
         lasting = [x for x in state.leases.values() if x.expires_at > starts_at and not x.over]
         staying = [(x, state.held_by(x)) for x in lasting if x.tenant != event.tenant]
@@ -172,7 +172,7 @@ class AdvanceReservations:
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
     def _free_throughout(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
-        """Return the part of a node that is free throughout a period; None: no part is."""
+        """Return the part of a node that is free throughout a period; None: no part is free."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)
         for at in [each for each in begins if starts_at < each < ends_at]:

@@ -1,7 +1,7 @@
 """Computes the part of a node that a lease may use until a later moment, beside reservations.
 
 Whenever a reservation begins, its part and the leases that still last must fit on the node
-together. `reservations` chooses nodes by this rule; grants, renewals and preemption obey it.
+together. `reservations` chooses nodes by this rule; grants, renewals and preemption obey the rule.
 """
 
 import math
@@ -137,7 +137,7 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
 
 
 def begins(state: State, lease: Lease, after: float) -> float:
-    """Return when the first reservation begins for which a lease must leave; inf: none.
+    """Return when the first reservation begins for which a lease must leave; inf: no reservation.
 
     Args:
         state: The present state.

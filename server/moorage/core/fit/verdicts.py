@@ -1,6 +1,6 @@
 """Details of a refusal: the largest demand that could ever fit, and the shortage on each node.
 
-`feasibility` adds the first to refusals, `explain` the second to `why` on request.
+`feasibility` adds the demand to refusals, and `explain` adds the shortages to answers to `why`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
 """Maximum models or clusters that a verdict lists."""
 NODES_MAX: Final = 1_000
-"""Maximum nodes on all pages of one `why` together."""
+"""Maximum nodes that all pages of one `why` list together."""
 
 _Bools = npt.NDArray[np.bool_]
 _WHICH: Final = {
@@ -40,7 +40,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node per kind of node: tens of them stand for a hundred thousand nodes.
+    """One empty node per kind of node: tens of kinds stand for a hundred thousand nodes.
 
     Args:
         fleet: The fleet; read only.
@@ -228,11 +228,11 @@ def node_verdicts(
         fleet: The present fleet.
         demand: The demand.
         candidates: The rows of the candidate nodes.
-        reasons: `Misfit` of each of them.
+        reasons: `Misfit` of each candidate.
         page: Number of nodes to skip, and to return.
 
     Returns:
-        The rows of the page, and the number to skip for the next page; None: this is the last.
+        The rows of the page, and the number to skip for the next page; None: this page is the last.
     """
     has, needs = _had(fleet, demand, candidates, reasons)
     missing = 1 - has / np.maximum(needs, 1)

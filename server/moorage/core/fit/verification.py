@@ -24,13 +24,13 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks the request, or names a missing node or device; a retry cannot help."""
+    """The fault of a proposal that breaks the request, or names a missing node or device."""
 
     refusal: Refusal
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """The proposal was possible, but its devices or amounts are taken now."""
+    """The fault of a proposal that was possible, but whose devices or amounts are taken now."""
 
     refusal: Refusal
 
@@ -42,7 +42,7 @@ def verify(
     clusters: dict[ClusterId, Cluster],
     reserved: tuple[tuple[str, str], ...] = (),
 ) -> Placement | Unsound | Stale:
-    """Verify a proposal.
+    """Return the placement that a proposal asks for, or the reason why it cannot be granted.
 
     Args:
         ask: The request.
@@ -187,7 +187,7 @@ def _pair(share: Share) -> tuple[str, str]:
 def _choose_node(
     proposed: ProposedShare, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
 ) -> ProposedShare:
-    """Choose a node for a proposal without one: the first that fits and has its GPUs free."""
+    """Choose a node for a proposal that names none: the first that fits with its GPUs free."""
     need = _need(proposed, demand)
     for row in fleet.feasible(need).nonzero()[0].tolist():
         pair, ids = fleet.node_ids[row], fleet.gpu_ids[row]
@@ -202,7 +202,7 @@ def _choose_node(
 def _gpus_elsewhere(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Unsound | None:
-    """Refuse a proposal that names GPUs but no node, if no node of the cluster has all of them."""
+    """Refuse a proposal that names GPUs but no node, if no node of the cluster has all the GPUs."""
     if not proposed.gpus or not cluster.nodes:
         return None
     known: dict[str, None] = {}

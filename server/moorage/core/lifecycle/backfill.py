@@ -27,10 +27,10 @@ NODES_OF_A_LOOK: Final = 256
 
 
 class Backfill:
-    """Serves the queue.
+    """Serves the waiters of the queue, in order, when capacity is freed.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
         requests: The open requests.
         warm: Evicts warm leases.
         asks: Consults policies, grants and refuses.
@@ -72,7 +72,7 @@ class Backfill:
             pass  # The lines have changed.
 
     def _any_took_over(self) -> bool:
-        """Wake the lines in order; stop and return True if one took over a warm lease."""
+        """Wake the lines in order; stop and return True if a line took over a warm lease."""
         queue = self._requests.queue
         grown = self._state.growth.take()
         queue.grew(grown)
@@ -94,7 +94,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines before the head; they cannot wait, so no nodes are reserved for them."""
+        """Wake the lines before the head, which cannot wait: no nodes are reserved for them."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._limits, head)
@@ -117,7 +117,7 @@ class Backfill:
             return False
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
-        is_new = head is not queue.head  # Its former exclusions no longer apply.
+        is_new = head is not queue.head  # The head's former exclusions no longer apply.
         is_judged = not is_new and head.refused_at == self._led_at
         is_current = self._reserved_at[1] == self._preemption.spared
         if is_judged and is_current and self._grew_for_others(ask, grown):

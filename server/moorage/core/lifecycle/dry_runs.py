@@ -1,4 +1,4 @@
-"""Dry runs: predicts the effect of an operation, and changes nothing. The allocator calls it."""
+"""Dry runs: predicts the effect of an operation, and changes nothing; the allocator calls it."""
 
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ from moorage.records.leases import ReleasePreview
 
 @dataclass(frozen=True, slots=True)
 class DryRuns:
-    """Answers dry runs.
+    """Predicts the effects of operations for dry runs.
 
     Args:
-        state: The present state.
+        state: The present state, which is only read.
         feasibility: Decides which demands fit.
         requests: The open requests.
         leases: Finds leases and their owners.

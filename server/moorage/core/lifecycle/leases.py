@@ -85,12 +85,13 @@ def likeness(ask: Ask) -> str:
 
 
 class LeaseLifecycle:
-    """Handles leases, except the reuse of warm ones: see `warm_reuse`.
+    """Handles leases, except the reuse of warm leases: see `warm_reuse`.
 
     Args:
         writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
-        pause_seconds: Wait of a lease before its second start; it doubles before each later start.
+        pause_seconds: Wait of a lease before its second start; the wait doubles before each later
+            start.
             0: no wait.
     """
 
@@ -192,7 +193,7 @@ class LeaseLifecycle:
             self.end(lease, RELEASED)
         lease = self._turn.state.lease(request) or lease
         self._turn.respond(to, LeaseNews(lease))
-        self._turn.wakes = True  # A waiter may take the place before it is warm.
+        self._turn.wakes = True  # A waiter may take the place before the lease is warm.
 
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
@@ -213,7 +214,7 @@ class LeaseLifecycle:
             self._turn.respond(to, refusals.lease_over(over))
             return
         sooner = until < lease.expires_at and bool(self._turn.state.reserved)
-        self._turn.wakes = self._turn.wakes or sooner  # It may no longer block a reservation.
+        self._turn.wakes = self._turn.wakes or sooner  # May block no reservation now.
         self._turn.record(Renewed(request, until))
         waiter = self._turn.state.waiting.get(request)
         if waiter is not None and not waiter.pauses and self._turn.state.reserved:

@@ -1,7 +1,7 @@
 """Handles requests from their arrival to a lease, a refusal, or a place in the queue.
 
-Policies propose. A proposal is verified against the present state; then it is granted, the policy
-is consulted again, or the request is queued or refused. The allocator is the only caller.
+Policies only propose. A proposal is verified against the present state; then it is granted, the
+policy is consulted again, or the request is queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
@@ -51,14 +51,15 @@ waiter's policy is consulted until the deadline, as each conflict means that ano
 grant."""
 FAULTS_MAX: Final = 6
 """Consultations in a row that may fail for a queued lease through no fault of the lease, before the
-lease ends. With the pauses between them, this takes a minute."""
+lease ends. With the pauses between these consultations, that takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""First pause before a new consultation; it doubles. Their sum exceeds a circuit breaker's time."""
+"""Seconds of a queued lease's first pause after a fault; each later pause is twice as long. The sum
+of the pauses exceeds the time for which a circuit breaker is open."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
 class Requests:
-    """Handles requests.
+    """Handles requests until they get a lease, a refusal, or a place in the queue.
 
     Args:
         writer: Writer of the turn's facts and effects.
@@ -115,7 +116,7 @@ class Requests:
                 self.consult(pending, found)
                 return
             refused.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
-        # It waits for the last alternative that can ever fit.
+        # The request waits for the last alternative that can ever fit.
         pending.ask, refusal = alternatives.waits_for(refused)
         if ask.alternatives:
             found = self.exclusions.find(pending.ask)
@@ -236,7 +237,7 @@ class Requests:
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
         """Pause a queued lease whose policy could not answer; return whether it pauses.
 
-        Such a fault is not the lease's, and the lease was granted before.
+        The lease is not at fault, and was granted before.
         """
         ask = pending.ask
         waiter = self._state.waiting.get(ask.id)
@@ -433,7 +434,7 @@ class Requests:
         self._pending.settle(ask)
         excluded = (*reserved, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
-            # It also waits until its quota has room.
+            # The request also waits until its quota has room.
             self._queue.declined(ask, pending.over, gains, excluded)
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             # Otherwise the result does not hold for the whole class: the queue checks each waiter.
@@ -497,7 +498,7 @@ class Requests:
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
-            record["granted"] = answer.lease  # Its text is made by `why`.
+            record["granted"] = answer.lease  # `why` makes the text of the reason.
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:

@@ -40,7 +40,7 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Maximum warm workloads of one tenant; a further one ends the workload with the earliest deadline.
+"""Maximum warm workloads of one tenant; one more ends the workload with the earliest deadline.
 """
 ROOM_SECONDS_MAX: Final = 60.0
 """Seconds that a request without a queue time waits anyway while warm leases end for it."""
@@ -48,7 +48,7 @@ EVICTED: Final = "evicted: another request needs its place"
 
 
 class WarmReuse:
-    """Handles warm leases.
+    """Keeps warm leases, lets requests take them over, and ends them.
 
     Args:
         writer: Writer of the turn's facts and effects.

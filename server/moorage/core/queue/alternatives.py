@@ -40,7 +40,7 @@ def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
     """Return the last alternative that may fit later, else the last of all; and its refusal.
 
     Args:
-        refused: All alternatives, each with the reason why it does not fit now.
+        refused: All alternatives, each with the reason why it does not fit.
     """
     later = [(ask, why) for ask, why in refused if not _is_final(why)]
     ask, why = (later or refused)[-1]

@@ -2,7 +2,7 @@
 
 A filter is the part of a demand that cannot be compared as a number. The cache holds the answers of
 all filters about a node until the inventory changes, so a release evaluates only new filters.
-`ranking` is the caller.
+`ranking` calls this module.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
 NEWS_MAX: Final = 65_536
-"""New filters since the oldest cached answer; beyond it the cache is emptied."""
+"""Maximum new filters since the oldest cached answer; with more, the cache is emptied."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
-"""GPU models (empty: any), labels of the node, and clusters (None: any)."""
+"""A filter: GPU models (empty: any), labels of the node, and clusters (None: any)."""
 
 
 def device_filter(shape: Shape) -> DeviceFilter:
@@ -48,7 +48,7 @@ class DeviceFilters:
     """The filters of all waiters, by number; a new filter may get the number of a dropped one.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
     """
 
     def __init__(self, state: State) -> None:

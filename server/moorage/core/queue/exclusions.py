@@ -60,12 +60,12 @@ _Lasting = tuple[Tenant, Demand | None, float, float]
 
 
 class ExclusionRules:
-    """Computes exclusions.
+    """Computes the exclusions of requests.
 
     Args:
         writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
-        queue: Reserves nodes for its head.
+        queue: The queue, which reserves nodes for its first waiter.
     """
 
     def __init__(self, writer: TurnWriter, feasibility: Feasibility, queue: WaitingQueue) -> None:
@@ -110,7 +110,7 @@ class ExclusionRules:
         Args:
             ask: The request.
             by_waiters: Nodes reserved for waiters ahead of the request.
-            at: Start of its lease, in seconds since the epoch; None: now.
+            at: Start of the request's lease, in seconds since the epoch; None: now.
         """
         now = self._turn.now if at is None else at
         near = self._near(ask)
@@ -258,7 +258,7 @@ class ExclusionRules:
 
 
 def shortest_ttl(lease: Lease) -> float | None:
-    """Return the seconds that a new lease may last; None if that is as long as requested."""
+    """Return the seconds that a new lease may last; None if it lasts as long as requested."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None
     return lease.expires_at - lease.granted_at

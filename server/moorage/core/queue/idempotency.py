@@ -17,8 +17,8 @@ def mismatch(
     Args:
         ask: The repeated request.
         first: The id of the first request.
-        earlier: The first request, if it is still known.
-        lease: The lease granted to the first request, if only this lease is known.
+        earlier: The first request; None if the core no longer knows it.
+        lease: The lease that the first request got; None if the core knows no lease.
     """
     if earlier is not None:
         same = _gist(earlier) == _gist(ask)
@@ -45,7 +45,7 @@ def _could_have_got(ask: Ask, lease: Lease) -> bool:
         return False
     if ask.provision is not None and ask.provision != lease.provision:
         return False
-    # A lease that ended while it waited for another place holds nothing to compare.
+    # A lease that ended while waiting for another place has no placement to compare.
     if not lease.placement:
         return True
     return any(_is_met(each.demand, lease.placement) for each in alternatives.each(ask))

@@ -1,7 +1,7 @@
 """Open requests, being decided or in the queue, and the sessions that wait for their answers.
 
 `OpenRequests` owns all data of a request between its arrival and its answer. Other parts of the
-core read and change it; it calls none of them.
+core read and change the data; `OpenRequests` calls none of these parts.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 PENDING_MAX: Final = 10_000
 """Maximum requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Maximum bytes of JSON of all requests being decided, and also of all waiters; more are refused as
-`busy`."""
+"""Maximum bytes of JSON of all requests being decided, and also of all waiters; a request beyond
+them is refused as `busy`."""
 
 
 class Pending(msgspec.Struct):
@@ -38,7 +38,7 @@ class Pending(msgspec.Struct):
     gains: int = 0
     """`State.gains` when the policy was consulted: its refusal is valid until that changes."""
     waits: bool = False
-    """Whether the request is in the queue meanwhile."""
+    """Whether the request is in the queue while its policy decides."""
     turned_down: int = 0
     """Number of rejected proposals at the consultation: later ones may have freed capacity."""
     exclusions: Exclusions = NONE

@@ -1,8 +1,8 @@
 """The order of the queue: priority, then fair share, then age; similar waiters are checked once.
 
 An index of the waiters in `State.waiting` that do not pause. The order is built at start and
-updated with each change, made here or by another server. When capacity grows, `Backfill` asks it
-which waiters are next; nothing is polled.
+updated with each change, made here or by another server. When capacity grows, `Backfill` asks this
+index which waiters are next; nothing is polled.
 """
 
 import heapq
@@ -57,18 +57,18 @@ from moorage.model import (
 )
 
 CONSULTED_MAX: Final = 8
-"""Maximum waiters of one policy under consultation; lower priorities then wait for an answer."""
+"""Maximum waiters of one policy under consultation; at this number, lower priorities wait."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
-"""Classes that are sorted at a time: a wake-up seldom needs more."""
+"""Number of classes that are sorted at a time: a wake-up seldom needs more."""
 PIECE: Final = 200
 """Waiters that are indexed before other tasks may run."""
 
 
 class WaitingQueue:
-    """The waiters, in lines.
+    """The waiters that do not pause, in lines of waiters that differ only in age.
 
     Args:
-        state: Read, never changed, except for `growth`.
+        state: The present state, which is only read, except for `growth`.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
@@ -109,7 +109,7 @@ class WaitingQueue:
         self.head: WaiterLine | None = None
         self._reserved: Nodes = ()
         self._find_reserved: Callable[[], Nodes] | None = None
-        """Finds the reserved nodes at the first use; None: they are known."""
+        """Finds the reserved nodes at the first use; None: the nodes are known."""
 
     def __bool__(self) -> bool:
         """Return whether the queue has a waiter."""
@@ -117,7 +117,7 @@ class WaitingQueue:
 
     @property
     def changes(self) -> int:
-        """Counter of capacity gains and ended reservations; a refusal is valid until it changes."""
+        """Counts capacity gains and ended reservations; a refusal is valid until the next count."""
         return self._state.gains + self._unreserved
 
     # Waiters ---------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
-        if self._state.reserved:  # Its lease may end before a reservation that blocks the others.
+        if self._state.reserved:  # Its lease may end before a reservation that blocks the line.
             line.refused_at = UNJUDGED
             self._look_again(line)
         self._ranking.judge_again(self._classes[key.waiters].row)
@@ -158,7 +158,7 @@ class WaitingQueue:
         del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
         if line.waiters:
             self._aged(line)
-            self._look_again(line)  # The removed one may have represented them.
+            self._look_again(line)  # The removed waiter may have stood for the others.
             self._ranking.judge_again(self._classes[line.of].row)
             return
         its = self._classes[line.of]
@@ -224,7 +224,7 @@ class WaitingQueue:
         at = bisect_left(its.ready, (line.since, line.number))
         if at < len(its.ready) and its.ready[at][2] is line:
             del its.ready[at]
-            its.visited -= at < its.visited  # A wake-up may be under way and have visited it.
+            its.visited -= at < its.visited  # A running wake-up may have visited the line.
             its.passed -= at < its.passed
             self._ready_from(its, its.visited)
         if line is self._first or line.of.overdue:
@@ -243,7 +243,7 @@ class WaitingQueue:
             self._ranking.note_refused_class(its.row, UNJUDGED)
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
-        """Report the first line of a class that the current wake has not visited to the ranking."""
+        """Report to the ranking the first line of a class that the current wake has not visited."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)
@@ -348,7 +348,7 @@ class WaitingQueue:
     def quota_reservation(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
         """Return how much of an account's quota another request reserves, and that request.
 
-        That request was overtaken too often. None: nothing is reserved.
+        The reserving request was overtaken too often. None: no request reserves quota.
         """
         row = self._ranking.claims().get(self._state.accounts.number(account))
         if row is None:
@@ -446,12 +446,12 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return the oldest waiter that a grant overtakes, which came earlier and still waits.
+        """Return the oldest waiter that a grant overtakes: it came earlier and still waits.
 
         Args:
             ask: The granted request; waiters of lower priority are not overtaken.
-            placement: The granted placement; waiters that could not use it are not overtaken,
-                unless they share a quota.
+            placement: The granted placement; waiters that could not use the placement are not
+                overtaken, unless they share a quota.
             since: Arrival of the request, in seconds since the epoch.
         """
         if not self._lines:
@@ -472,7 +472,7 @@ class WaitingQueue:
 
     @property
     def is_head_alone(self) -> bool:
-        """Whether the head is the only line."""
+        """Whether the head of the queue is the only line."""
         return self.head is not None and len(self._lines) == 1
 
     def note_exhausted(self) -> None:
@@ -514,7 +514,7 @@ class WaitingQueue:
         finally:
             for its in seen.values():
                 its.visited = 0
-                if its.ready:  # An emptied class may have lost its row to another.
+                if its.ready:  # Another class may have the row of an emptied class.
                     self._ready_from(its, 0)
 
     def _is_not_head(self, line: WaiterLine) -> bool:
@@ -591,7 +591,7 @@ class WaitingQueue:
         return sorted(self._lines.values(), key=self._rank)
 
     def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
-        """Return the positions of some waiters in the queue, from 1; paused ones come last."""
+        """Return the positions of some waiters in the queue, from 1; paused waiters come last."""
         positions = dict.fromkeys(requests, 0)
         lines: dict[WaiterLine, int] = {}
         for request in positions:
@@ -626,7 +626,7 @@ class WaitingQueue:
     def in_turn(self, most: int) -> list[Waiter]:
         """Return the first waiters in the order in which they are served now."""
         waiting = self._state.waiting
-        # Only these lines have them: a line's first waiter leads.
+        # Only these lines have such waiters: a line's first waiter leads.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
 
         def rank_of(line: WaiterLine) -> Iterator[tuple[Any, ...]]:

@@ -29,7 +29,7 @@ from moorage.records.replies import QuotaTerms
 from moorage.records.requests import QuotaAmounts
 
 QUOTAS_MAX = 10_000
-"""Maximum quotas at a time; one more is refused."""
+"""Maximum quotas that are set at one time; one more is refused."""
 
 
 class Quotas:

@@ -31,7 +31,7 @@ Rank = tuple[int, float, float, float, int]
 Smaller keys come first."""
 
 ALTERNATIVES_WIDTH: Final = 8
-"""Columns for alternatives in a new table; it grows for requests with more."""
+"""Columns for alternatives in a new table, which grows for requests with more alternatives."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
 """Maximum choices of GPU models, labels and clusters among a tenant's waiters; a request with one
 more is refused as `busy`. Each choice costs some microseconds per release of a lease.
@@ -109,10 +109,10 @@ class WakeLimits(NamedTuple):
 
 
 class Ranking:
-    """The classes, unsorted; the columns yield an order when needed.
+    """The classes of waiters in columns, unsorted; methods compute their order when needed.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
     """
 
     def __init__(self, state: State) -> None:
@@ -133,7 +133,7 @@ class Ranking:
             since=np.float64,  # As `oldest`, of lines not yet visited in this wake-up.
             number=np.int64,  # Line number of this first waiter.
             fresh=np.bool_,  # Some waiters are still unchecked.
-            refused_at=np.int64,  # `changes` at which they did not fit.
+            refused_at=np.int64,  # `changes` at which the waiters did not fit.
         )
         self._shapes = Table[Shape](
             gpus=np.int64,
@@ -309,7 +309,7 @@ class Ranking:
         """Record the places where capacity grew or may be freed; None: everywhere.
 
         Returns:
-            Rows of the classes that may be served there, if the caller wants them.
+            Rows of the classes that may be served at these places, if the caller wants the rows.
         """
         if places is None or self._grown is None:
             self._grown = None
@@ -331,7 +331,7 @@ class Ranking:
 
         Args:
             changes: The counter of capacity gains and ended reservations. A class that did not fit
-                is not checked again before it changes.
+                is not checked again before the counter changes.
             limits: Classes that are not served now.
             reserved: Nodes reserved for the head, closed to other classes that reserve nodes.
         """
@@ -372,7 +372,7 @@ class Ranking:
     def take_over_quota(self, many: int) -> list[int]:
         """Return and forget the classes that `servable` found over their quota, at most `many`.
 
-        There are such classes only while a warm lease could be evicted for them.
+        Only classes for which a warm lease could be evicted are found.
         """
         if not self._found_over:
             return []
@@ -405,8 +405,8 @@ class Ranking:
     def claims(self) -> dict[int, int]:
         """Return, by account number, the row of the class that reserves the account's quota.
 
-        This is the first class that was overtaken too often and fits into its own quota; it
-        reserves no borrowed quota.
+        The reserving class is the first one that was overtaken too often and fits into its own
+        quota; a class reserves no borrowed quota.
         """
         accounts, classes = self._state.accounts, self._classes
         claims: dict[int, int] = {}
@@ -473,8 +473,9 @@ class Ranking:
     ) -> int | None:
         """Return the oldest class whose first waiter a grant overtakes.
 
-        That waiter came earlier, has no lower priority, and is not overdue yet. The waiter might
-        fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses, too.
+        An overtaken waiter came earlier, has no lower priority, and is not overdue yet. The waiter
+        might fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses,
+        too.
 
         Args:
             nodes: The granted nodes.

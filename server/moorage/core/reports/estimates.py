@@ -25,7 +25,7 @@ class Estimates:
     """Estimates of one state, shared by all readers.
 
     Args:
-        state: Read, never changed.
+        state: The present state, which is only read.
         queue: The order of the waiters.
     """
 
@@ -41,7 +41,7 @@ class Estimates:
         """Return the estimated start of the queue's first waiters, in seconds since the epoch.
 
         Args:
-            requests: The requests of interest; if one is newer than the estimate, it is made again.
+            requests: The requests of interest; an estimate older than one of these is made again.
             now: The present time, in seconds since the epoch.
         """
         waiting, made_at = self._state.waiting, self._made_at

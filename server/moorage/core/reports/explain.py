@@ -89,7 +89,7 @@ def answer(  # noqa: C901  # One case per question.
     estimates: Estimates,
     now: float,
 ) -> Response | None:
-    """Answer a question.
+    """Answer a question about the state.
 
     Returns:
         The answer; None if only the ledger's history can give it.
@@ -237,7 +237,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
-    """Return a page of the queue; only its own positions are computed, since all of them change."""
+    """Return a page of the queue; only positions on the page are computed, since all change."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)
@@ -387,7 +387,7 @@ def grant_reason(lease: Lease) -> str:
     """Return one sentence on why a lease is at its place."""
     where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
     if lease.inherited:
-        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
+        return f"A similar workload was warm at {where}, where {lease.policy.uri} had put it."
     return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
 
 

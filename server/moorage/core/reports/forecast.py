@@ -26,13 +26,13 @@ from moorage.policy import NEVER, Misfit
 WAITERS_MAX: Final = 1_000
 """Maximum waiters with an estimate; the waiters behind them get none."""
 LEASES_MAX: Final = 4_000
-"""Maximum leases with an estimated end, the earliest deadlines first; the others never end here."""
+"""Maximum leases with an estimated end, the earliest deadlines first; others count as endless."""
 LOOKS_MAX: Final = 1_000
 """Maximum checks of waiters against freed places; waiters not served by then get no estimate."""
 CLASSES_MAX: Final = 16
 """Maximum classes of waiters for which useless rows are found; with more, no row is skipped."""
 CHOSEN_AGAIN: Final = 32
-"""Ends after which the rows for a gang at the head are chosen again."""
+"""Number of ended leases and reservations after which a head gang's rows are chosen again."""
 FEW_ROWS: Final = 8
 """Maximum rows that are checked one by one, since numpy is slow on few rows."""
 ROWS_A_LOOK: Final = 100
@@ -77,9 +77,9 @@ def expect_turns(
         waiters: The waiters of all tenants, in the order in which they are served.
         now: The present time, in seconds since the epoch.
 
-    Returns:
-        No entry for a waiter that has anti-affinity, pauses, names no demand, is beyond the limits,
-        or would be served after its deadline or after all known ends.
+    Returns: Start by request, without an entry for a waiter that has anti-affinity, pauses, names
+        no demand, is beyond the limits, or would be served after its deadline or after all known
+        ends.
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -299,7 +299,7 @@ class _Course:
     def _parts_reserved(self, row: int, needs: _Class, moment: float) -> Placement | None:
         """Return the part of a node that others reserve during a lease that begins at `moment`.
 
-        None: others reserve the whole node.
+        The result is None if others reserve the whole node.
         """
         until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
         parts = [
@@ -352,7 +352,7 @@ class Awaited(NamedTuple):
     Args:
         leases: Leases on the nodes where the demand fits first if all leases last until their
             deadlines; each with one of its places, the earliest end first; at most `AWAITED_MAX`.
-        room_at: The time at which all of them will have ended; None: not known.
+        room_at: The time at which all these leases will have ended; None: not known.
     """
 
     leases: list[tuple[Lease, Share]]

@@ -1,1 +1,1 @@
-"""The state, and the facts that change it. `apply` is the only mutation."""
+"""The allocator's state, and the facts with which `apply` changes it."""

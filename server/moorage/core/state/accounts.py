@@ -1,7 +1,7 @@
 """Tracks use, limits and past use of tenants and their projects.
 
-`State` updates it as it applies facts. The queue reads shares (a smaller share goes first) and room
-(the rest of a quota). The cost of a change does not grow with the number of accounts.
+`State` updates accounts as it applies facts. The queue reads shares (a smaller share goes first)
+and room (the rest of a quota). The cost of a change does not grow with the number of accounts.
 """
 
 import math
@@ -18,7 +18,7 @@ Amounts = tuple[int, ...]
 Account = tuple[Tenant, str | None]
 """A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
 EVERYONE: Final = Tenant("*")
-"""The account whose quota applies to each tenant without one of its own."""
+"""The account whose quota applies to each tenant that has no quota of its own."""
 UNLIMITED: Final = 1 << 60
 STEPS: Final = 64
 """Steps of time per half-life. Past use decays step by step, so that the result does not depend on
@@ -77,11 +77,11 @@ def accounts_of(tenant: Tenant, project: str) -> tuple[Account, Account]:
 
 
 class Accounts:
-    """All accounts, in columns.
+    """The accounts of all tenants and projects, in columns.
 
     Attributes:
         version: Counts changes of held amounts and limits.
-        falls: Counts changes that may leave more room.
+        falls: Counts changes that may leave more room in quotas.
         quotas: The quotas set by operators; (tenant, None) is the tenant as a whole.
         half_life: Half-life of past use, in seconds; 0: only present use counts.
     """
@@ -330,12 +330,12 @@ class Accounts:
     def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
         """Return the amounts that accounts may still hold: int64 `[accounts, resources]`.
 
-        This is the rest of their own quota, plus the unused quota that others of their group lend,
-        up to their own limit on borrowing.
+        The amounts are the rest of the accounts' own quota, plus the unused quota that others of
+        their group lend, up to their own limit on borrowing.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
-            freed: The amounts that each of them would give back first.
+            freed: The amounts that each account would give back first.
         """
         over = self["held"][numbers] - self["nominal"][numbers]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][numbers])

@@ -21,7 +21,8 @@ class Deadlines:
     """Deadlines of leases, waiters and reservations; an outdated one is dropped once it is first.
 
     Args:
-        of: Returns the present deadline of an object, in seconds since the epoch; None: none.
+        of: Returns the present deadline of an object, in seconds since the epoch; None: no
+            deadline.
     """
 
     def __init__(self, of: Callable[[RequestId], float | None]) -> None:

@@ -27,8 +27,8 @@ def follow(
 
     Args:
         state: Leases and reservations, with the names before the change.
-        before: The cluster before the change; None if it is new.
-        after: The cluster after it; None if it is gone.
+        before: The cluster before the change; None: the cluster is new.
+        after: The cluster after the change; None: the cluster is gone.
         now: Seconds since the epoch.
     """
     old, new = _nodes(before), _nodes(after)

@@ -1,7 +1,8 @@
 """Learns how long leases really last: many are released early, or renewed.
 
-A part of `State`; only `apply` adds to it, and `forecast` reads it. Durations are counted in steps
-of a quarter of a doubling, by tenant, policy and GPUs; estimates use the most similar leases.
+`Durations` is a part of `State`; only `apply` adds to it, and `forecast` reads it. Durations are
+counted in steps of a quarter of a doubling, by tenant, policy and GPUs; estimates use the most
+similar leases.
 """
 
 import math

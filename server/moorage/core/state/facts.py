@@ -25,7 +25,7 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A refusal as a value. `why` and all failure replies are made from it.
+    """The reason why a request is refused; `why` and all failure replies are made from it.
 
     Args:
         field: The wrong field of the request, or empty.
@@ -47,19 +47,19 @@ class ClusterSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
-    """The inventory no longer has this cluster. Leases on it stand until they end."""
+    """The inventory no longer has this cluster. Leases on the cluster stand until they end."""
 
     cluster: ClusterId
 
 
 class Cordoned(msgspec.Struct, frozen=True, gc=False):
-    """A cordon: a node or a cluster gets no new leases, even if the inventory says it is ready.
+    """A cordon: a node or a cluster gets no new leases, even if it is ready in the inventory.
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.
         who: The tenant that sent the request.
-        drains: Whether the leases there must leave, too: see `core.lifecycle.cordons`.
-        until: Latest end of leases there, in seconds since the epoch; 0: no limit.
+        drains: Whether the leases in the place must leave, too: see `core.lifecycle.cordons`.
+        until: Latest end of leases in the place, in seconds since the epoch; 0: no limit.
     """
 
     cluster: ClusterId
@@ -106,7 +106,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
     Args:
         tenant: The tenant; `*`: each tenant that has no quota of its own.
         project: None: the tenant as a whole; empty: requests that name no project.
-        quota: The quota; None: its own quota is removed.
+        quota: The quota; None: the account's own quota is removed.
         who: The tenant that sent the request.
     """
 
@@ -118,7 +118,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
-    """The half-life of past use, in seconds; 0: past use does not count."""
+    """The half-life of past use is set, in seconds; 0: past use does not count."""
 
     seconds: float
     at: float
@@ -139,7 +139,7 @@ class UsageCarried(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
-    """Counts of durations of like leases. Only checkpoints hold this fact.
+    """Counts of durations of similar leases. Only checkpoints hold this fact.
 
     Args:
         tenant: Empty: any tenant. An empty `policy` and `gpu_milli` -1 also mean any.
@@ -180,7 +180,8 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """A lease was granted.
 
     Args:
-        overtakes: The earlier waiter that could have used this place and still waits; None: none.
+        overtakes: The earlier waiter that could have used this place and still waits; None: no
+            waiter could.
     """
 
     lease: Lease

@@ -1,7 +1,7 @@
 """Records where capacity grew, so that the queue checks only those places.
 
-`State` adds places as it applies facts. The queue reads them to find waiters that may be served
-now.
+`State` adds places as it applies facts. The queue reads these places to find waiters that may be
+served now.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ GrownPlace = tuple[str, str]
 
 
 class Growth:
-    """The nodes whose capacity grew, or is about to, since the last `take`."""
+    """The nodes whose capacity grew, or is about to grow, since the last `take`."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}
         self._everywhere = False
 
     def note(self, places: Iterable[GrownPlace]) -> None:
-        """Add places."""
+        """Add places whose capacity grew or is about to grow."""
         if self._everywhere:
             return
         self._places.update(dict.fromkeys(places))
@@ -50,5 +50,5 @@ def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
     """Yield the places that a lease frees when it ends."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:
-        # It may free its rack or zone for its group: check all nodes of the cluster.
+        # The lease may free its rack or zone for its group: check all nodes of the cluster.
         yield share.cluster_id, "" if apart else share.node_id

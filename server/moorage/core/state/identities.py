@@ -1,6 +1,6 @@
 """Maps nodes to machines, so that no machine counts twice.
 
-The same machine may be in the inventory under two clusters or two names. The entry that was
+A machine may be in the inventory under two clusters or two names. The entry that was
 registered first counts; the other is a duplicate and has no capacity. The allocator finds
 duplicates with this module before a cluster becomes a fact; `State` updates its map from the facts.
 """

@@ -12,8 +12,8 @@ from moorage.policy import Fleet
 def check(state: State) -> None:
     """Assert the invariants of the state between two turns.
 
-    It takes time proportional to the size of the state. The first invariant: the leases on a device
-    hold at most its 1000 milli in total.
+    The check takes time proportional to the state's size. The first invariant: the leases on a
+    device hold at most its 1000 milli in total.
     """
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():

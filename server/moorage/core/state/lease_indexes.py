@@ -1,6 +1,6 @@
 """Indexes of leases: those with anti-affinity, and those with lost devices.
 
-Both are parts of `State`; only `apply` changes them.
+Both indexes are parts of `State`; only `apply` changes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -88,13 +88,13 @@ class LeaseGroups:
     )
 
     def add(self, lease: Lease) -> None:
-        """Add a lease that holds resources."""
+        """Add a lease that holds resources to its group, if it has one."""
         if lease.terms.anti_affinity is not None:
             key = lease.tenant, lease.terms.anti_affinity.group
             self.of.setdefault(key, {})[lease.id] = None
 
     def remove(self, lease: Lease) -> None:
-        """Forget a lease."""
+        """Remove a lease from its group."""
         if lease.terms.anti_affinity is not None:
             key = lease.tenant, lease.terms.anti_affinity.group
             del self.of[key][lease.id]

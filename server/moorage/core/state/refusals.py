@@ -1,6 +1,6 @@
 """All refusals of the core, each with its code, sentence, field and expected value.
 
-The rest of the core calls these, so that one "no" reads the same from wherever it comes.
+The rest of the core calls these functions, so that equal refusals have equal texts.
 """
 
 import heapq
@@ -21,7 +21,7 @@ _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
     {Code.BUSY, Code.POLICY_CRASHED, Code.POLICY_TIMEOUT, Code.SHUTTING_DOWN, Code.UNAVAILABLE}
 )
-"""Codes of refusals that may not recur at the next consultation."""
+"""Codes of refusals after which another consultation may succeed."""
 REASON_CHARS_MAX: Final = 500
 """Characters of a policy's own reason that a refusal repeats; the full text is in `data`."""
 
@@ -44,7 +44,7 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
     Args:
         name: The wrong name; at most `NAME_CHARS_MAX` characters are compared.
         known: The known names; the first `NAMES_COMPARED_MAX` are compared.
-        count: How many to return at most.
+        count: Maximum number of names to return.
     """
     name = name[:NAME_CHARS_MAX]
 
@@ -184,7 +184,7 @@ def no_capacity(why: str, details: JsonMapping) -> Refusal:
 def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
     """The demand fits for a shorter time only: another tenant's reservation begins."""
     details = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
-    why = "It would run into a reservation; there is room for a lease of"
+    why = "The lease would run into a reservation; there is room for a lease of"
     reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
     expected = f"at most {seconds:.0f}, or a lease that waits"
     return Refusal(
@@ -303,18 +303,18 @@ def not_free(node: str, details: JsonMapping) -> Refusal:
 
 def nothing_fits_in(cluster: str) -> Refusal:
     """The proposal names only a cluster, and no node of it has room."""
-    return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
+    return Refusal(Code.CONFLICT, f"No node of “{cluster}” has room now.", details=_NOT_NOW)
 
 
 def reserved_for_head() -> Refusal:
     """The proposed devices are reserved for another request."""
-    reason = "The nodes in its proposal are reserved for other tenants."
+    reason = "The nodes in the policy's proposal are reserved for other tenants."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
 def others_were_faster(times: int, details: JsonMapping) -> Refusal:
     """Other requests took the proposed devices several times in a row."""
-    reason = f"Others were faster {counted(times, 'time')} in a row; try again."
+    reason = f"Others took the proposed devices {counted(times, 'time')}; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
@@ -369,7 +369,7 @@ def lease_over(lease: Lease) -> Refusal:
 
 
 def no_cursor(after: str) -> Refusal:
-    """The cursor is invalid."""
+    """The cursor is not the `next` of a page of the list."""
     reason = f"after: “{after[:40]}” is not the `next` of a page of this list."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
 

@@ -1,4 +1,4 @@
-"""Reservations, by node and time. A part of `State`; only `apply` changes it."""
+"""Reservations, by node and time: a part of `State`, which only `apply` changes."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         id: The server's id of the reservation.
         tenant: The tenant that gets the nodes.
         demand: The demand that each of the nodes can take during the reservation.
-        starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
+        starts_at: Latest end of other tenants' leases on the nodes, in seconds since the epoch.
         ends_at: The time from which all tenants may use the nodes again, in seconds since the
             epoch.
         lapse_seconds: The reservation lapses these seconds after its start if its tenant had no
-            lease there; 0: it does not lapse.
-        used: Whether its tenant has had a lease there.
+            lease on the nodes; 0: it does not lapse.
+        used: Whether the reservation's tenant has had a lease on the nodes.
         begun: Whether the start has passed and waiters have been woken.
         devices: The devices of `parts`, as in `model.Lease.devices`; set once a node renamed one.
         parts: The reserved part of each node, in the order of `nodes`: devices, and their part of
@@ -49,7 +49,7 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         return self.starts_at + self.lapse_seconds if lapses else None
 
     def part(self, place: Place) -> Share | None:
-        """Return the reserved part of one of its nodes; None: the whole node."""
+        """Return the reserved part of a node of the reservation; None: the whole node."""
         return self.parts[self.nodes.index(place)] if self.parts else None
 
 
@@ -90,7 +90,7 @@ class ReservedNodes:
         return reservation
 
     def of_others(self, place: Place, tenant: Tenant | None) -> list[NodeReservation]:
-        """Return the reservations of a node by tenants other than this one; None: by all."""
+        """Return the reservations of a node by other tenants; `tenant` None: by all tenants."""
         return [each for each in self.on.get(place, {}).values() if each.tenant != tenant]
 
     def used_by(self, lease: Lease) -> list[NodeReservation]:

@@ -1,4 +1,4 @@
-"""The state of the allocator. Only `apply` changes it, and only by a fact.
+"""The state of the allocator, which only `apply` changes, and only by a fact.
 
 `Allocator` and the ledger's checkpoints are the callers. The state follows from the facts alone, so
 a replayed ledger gives the same state in every release.
@@ -72,7 +72,7 @@ from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
 """Maximum ended leases that `release`, `status` and repeated requests still find. With one more,
-the oldest of the tenant with most is found only in the ledger's history.
+the oldest lease of the tenant with most is found only in the ledger's history.
 """
 RELEASED: Final = "released"
 """The end reason of a lease that its owner released: its workload may stay warm."""
@@ -157,8 +157,8 @@ class State:
         """The inventory in columns; its free amounts exclude the shares of leases.
 
         The first read after a change of the inventory updates it: the rows of a few changed
-        clusters are replaced, and ten thousand changed clusters cost one rebuild. The object stays
-        the same, since the cells' feeds refer to it.
+        clusters are replaced, and ten thousand changed clusters cost one rebuild. The fleet stays
+        the same object, since the cells' feeds refer to it.
         """
         if self._fleet_behind:
             behind, self._fleet_behind = self._fleet_behind, {}
@@ -320,9 +320,9 @@ class State:
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
-    """Make `fact` true. The only function that changes a `State`."""
+    """Change the state as a fact says; no other function changes a `State`."""
     match fact:
-        case Granted():  # The first two are nearly all that there are.
+        case Granted():  # Nearly all facts are of the first two kinds.
             _grant(state, fact.lease, fact.overtakes)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
@@ -405,7 +405,7 @@ def _reserve(state: State, fact: Reserved | Unreserved) -> None:
         before = state.reserved.by_id.get(fact.reservation.id)
         state.reserved.put(fact.reservation)
         if fact.reservation.begun and (before is None or not before.begun):
-            state.growth.note(fact.reservation.nodes)  # Its tenant may use them now.
+            state.growth.note(fact.reservation.nodes)  # The tenant may use the nodes now.
             state.gains += 1
         state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
     else:
@@ -583,7 +583,7 @@ def _carry(state: State, lease: Lease) -> None:
 
 def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
-    given_up = request in state.resetting  # It should have become warm, but ends.
+    given_up = request in state.resetting  # The lease should have become warm, but ends.
     assert lease.state != "ending" or given_up
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)

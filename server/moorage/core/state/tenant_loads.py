@@ -1,6 +1,6 @@
 """Limits that one tenant cannot use up alone, and counts of requests against a limit.
 
-`State` counts those that wait, `core.queue.open_requests` those that are being decided.
+`State` counts the requests that wait, `core.queue.open_requests` the requests being decided.
 """
 
 from typing import Final
@@ -8,9 +8,9 @@ from typing import Final
 from moorage.model import Ask, Tenant
 
 OVERFLOW_SHARE: Final = 4
-"""Extra part of a limit, beyond the full limit, for tenants that use little."""
+"""Divisor of a limit: this part is added to the limit for tenants that use little."""
 TENANT_SHARE: Final = 8
-"""Part of a limit up to which a tenant counts as using little."""
+"""Divisor of a limit: a tenant that holds no more than this part counts as using little."""
 
 
 class TenantLoads:
@@ -22,14 +22,14 @@ class TenantLoads:
         self._of: dict[Tenant, tuple[int, int]] = {}
 
     def add(self, ask: Ask) -> None:
-        """Count a request."""
+        """Count a request for its tenant."""
         count, size = self._of.get(ask.tenant, (0, 0))
         self._of[ask.tenant] = count + 1, size + ask.size
         self.count += 1
         self.bytes += ask.size
 
     def remove(self, ask: Ask) -> None:
-        """Stop counting a request."""
+        """Stop counting a request for its tenant."""
         count, size = self._of.pop(ask.tenant)
         if count > 1:
             self._of[ask.tenant] = count - 1, size - ask.size
@@ -48,8 +48,8 @@ def fits(whole: int, own: int, most: int) -> bool:
     """Return whether a limit has room; a large tenant cannot use the extra part of small ones.
 
     Args:
-        whole: The sum over all tenants, including the new one.
-        own: The sum of its tenant, including the new one.
+        whole: The sum over all tenants, the new request included.
+        own: The sum of the new request's tenant, the new request included.
         most: The limit.
     """
     spare = own <= most // TENANT_SHARE and whole <= most + most // OVERFLOW_SHARE

@@ -1,8 +1,8 @@
 """Selects which tenant's entry is forgotten first when too many are stored.
 
-This is the oldest entry of the tenant with most entries, so a tenant cannot displace entries of a
-tenant with fewer. `State` uses it for ended leases, `TurnWriter` for decisions, `daemon.history`
-for refusals.
+The first is the oldest entry of the tenant with most entries, so a tenant cannot displace entries
+of a tenant with fewer. `State` uses this class for ended leases, `TurnWriter` for decisions,
+`daemon.history` for refusals.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ class TenantMemory(Generic[T]):
     """The names of stored values, by tenant."""
 
     def __init__(self) -> None:
-        # A plain `dict` skips the slots of all deleted keys to find its oldest.
+        # A plain `dict` skips the slots of all deleted keys to find its oldest key.
         self._of: dict[Tenant, OrderedDict[T, None]] = {}
         self._holding: dict[int, dict[Tenant, None]] = {}
         """The tenants by the number of their values."""

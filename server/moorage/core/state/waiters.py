@@ -1,4 +1,4 @@
-"""Waiters: single ones, classes of similar ones, and their places in the queue."""
+"""Waiters: requests and leases that wait, classes of similar waiters, and their order."""
 
 import math
 from dataclasses import dataclass, field
@@ -64,12 +64,12 @@ class WaiterClass(NamedTuple):
         project: The tenant's project to whose use the leases of the waiters will be added.
         needs: The amounts that each waiter would add to the use of tenant and project.
         demand: The demand of each waiter, if known; with alternatives, one looser than all of them.
-        alternatives: All demands of each, if there are several.
-        candidates: Their candidate clusters; None: all.
+        alternatives: All demands of each waiter, if it has several.
+        candidates: The waiters' candidate clusters; None: all.
         priority: Waiters of higher priority are served first.
-        reserves: Whether nodes are reserved for the oldest of them while it heads the queue.
-        overdue: Whether they were overtaken as often as allowed, so that fair shares no longer
-            decide their order.
+        reserves: Whether nodes are reserved for the oldest waiter while it heads the queue.
+        overdue: Whether the waiters were overtaken as often as allowed, so that fair shares no
+            longer decide their order.
     """
 
     tenant: Tenant
@@ -113,13 +113,15 @@ class WaiterLine:
 
     Attributes:
         waiters: The waiters, oldest first.
-        since: Arrival of the first of them, in seconds since the epoch.
-        refused_at: `WaitingQueue.changes` when they did not fit even without reserved nodes.
-        looked_at: `WaitingQueue.changes` when they did not fit beside reserved and excluded nodes.
+        since: Arrival of the first waiter, in seconds since the epoch.
+        refused_at: `WaitingQueue.changes` when no waiter fitted, even without reserved nodes.
+        looked_at: `WaitingQueue.changes` when no waiter fitted beside reserved and excluded nodes.
         declined: The policy's refusal, after it declined all free places. The line is passed over
-            until capacity grows where it fits.
-        excluded: Nodes not offered to their policy, as they are reserved for the head of the queue.
-        over_quota_at: `Ranking.rooms` when a proposal for them exceeded their quota; 0: none did.
+            until capacity grows where the demand fits.
+        excluded: Nodes not offered to the waiters' policy, as they are reserved for the head of the
+            queue.
+        over_quota_at: `Ranking.rooms` when a proposal for them exceeded their quota; 0: no proposal
+            did.
     """
 
     key: LineKey
@@ -140,7 +142,7 @@ class WaiterLine:
 
 @dataclass(slots=True)
 class ClassLines:
-    """The lines of one class.
+    """The lines of one class of waiters.
 
     Attributes:
         row: Row in the ranking.

@@ -1,6 +1,6 @@
 """Effects: answers, and orders that are carried out once the facts of a turn are durable.
 
-A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
+A closed union of frozen records, as `events` and `facts` are. The daemon carries the effects out.
 """
 
 from typing import Final
@@ -20,14 +20,14 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True, gc=False):
-    """The proposal of a policy as advice; nothing is held."""
+    """An answer: the proposal of a policy as advice; nothing is held."""
 
     data: JsonValue
     reasons: JsonMapping | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
-    """A lease as it is now, with the result of its policy if it has just been granted."""
+    """An answer: a lease as it is now, with its policy's result if it has just been granted."""
 
     lease: Lease
     data: JsonValue = None
@@ -37,11 +37,11 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     ttl_max_seconds: float | None = None
     """Seconds that the lease may last from now, if the client requested more; else None."""
     lost: str = ""
-    """The machine of the lease that stopped reporting, and since when."""
+    """The machine of the lease, and since when it has not reported; empty if it reports."""
 
 
 class Information(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a question, as plain JSON values."""
+    """An answer that is neither a lease nor advice, such as a list, as plain JSON values."""
 
     data: JsonValue
 
@@ -59,8 +59,8 @@ class Respond(msgspec.Struct, frozen=True, gc=False):
 class Consult(msgspec.Struct, frozen=True, gc=False):
     """Consult the policy of `ask` for a proposal.
 
-    It may be sent before the facts of its turn are durable: a cell has no way to pass the question
-    on, and the answer comes back as an event.
+    A `Consult` may be sent before the facts of its turn are durable: a cell has no way to pass the
+    question on, and the answer comes back as an event.
 
     Args:
         reserved: Excluded nodes, which the policy sees as full.
@@ -74,7 +74,7 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
-    """This consultation is no longer awaited."""
+    """Drop a consultation whose answer is no longer awaited."""
 
     request: RequestId
     consultation: int
@@ -83,27 +83,27 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 class Look(msgspec.Struct, frozen=True, gc=False):
     """Check whether a workload that a lease takes over is ready.
 
-    It may be sent before the facts of its turn are durable: no client sees it, and the answer comes
-    back as an event. `Start` follows in any case, and checks again.
+    A `Look` may be sent before the facts of its turn are durable: no client sees it, and the answer
+    comes back as an event. `Start` follows in any case, and checks again.
     """
 
     lease: Lease
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Start the workload of a lease. Idempotent by lease id."""
+    """Start the workload of a lease; idempotent by lease id."""
 
     lease: Lease
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Stop the workload of a lease. Idempotent by lease id."""
+    """Stop the workload of a lease; idempotent by lease id."""
 
     lease: Lease
 
 
 class KeepWarm(msgspec.Struct, frozen=True, gc=False):
-    """Reset the workload of a lease for its next user, or stop it. Idempotent."""
+    """Reset the workload of a lease for its next user, or stop it; idempotent."""
 
     lease: Lease
 

@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proposed(msgspec.Struct, frozen=True, gc=False):
-    """A policy answered a consultation with JSON values; an answer to an earlier one is ignored."""
+    """A policy answered a consultation with JSON values; answers to earlier ones are ignored."""
 
     request: RequestId
     consultation: int
@@ -50,7 +50,7 @@ class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
     """A client releases a lease.
 
     Args:
-        tenant: The caller's tenant if it has no token: it may release its own leases.
+        tenant: The tenant of a caller without a token, which may release its own leases.
     """
 
     to: Address
@@ -105,7 +105,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionLost(msgspec.Struct, frozen=True, gc=False):
-    """A socket closed. Its requests without an answer or a place in the queue are dropped."""
+    """A session's socket closed: its requests without an answer or a queue place are dropped."""
 
     session: SessionId
 
@@ -128,7 +128,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
     Args:
         fencing: Fencing number of the grant.
         exit_code: The exit code of a process; None if it is not known.
-        log_tail: The last lines it wrote.
+        log_tail: The last lines that the workload wrote.
     """
 
     lease: RequestId
@@ -139,10 +139,10 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload ended by itself; fields as in `WorkloadFailed`.
+    """A backend reports that a lease's workload ended by itself; fields: see `WorkloadFailed`.
 
     The backend remembers this end until it gets the order to stop the workload, which follows once
-    the end is durable. If it forgot earlier, a crash would start the workload again.
+    the end is durable. If the backend forgot it earlier, a crash would start the workload again.
     """
 
     lease: RequestId
@@ -157,7 +157,7 @@ class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload was stopped as ordered; all its parts are gone.
 
     Args:
-        fencing: As in `WorkloadStarted`.
+        fencing: Fencing number of the grant.
         unfit: The reason why the workload did not become warm as ordered; else empty.
     """
 
@@ -186,8 +186,8 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         node: The node; empty: the whole cluster.
-        mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
-        seconds: How long leases may still last after a `drain`; None: until they end.
+        mode: `cordon`: the place gets no new lease; `drain`: existing leases must leave, too.
+        seconds: How long leases may still last after a `drain`; None: until their own end.
     """
 
     to: Address
@@ -204,7 +204,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         id: The reservation's id, made by the daemon.
-        tenant: As in `NodeReservation`, like the fields after it.
+        tenant: See `NodeReservation` for this field and those after it.
         candidates: Clusters to choose from; None: all.
         dry_run: Whether to reserve nothing, and only answer which nodes would be reserved.
     """
@@ -238,7 +238,7 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
     Args:
         to: Address of the answer; None: the configuration sets it, without an answer.
         who: The tenant that sent the request.
-        tenant: As in `QuotaSet`, like the next two.
+        tenant: See `QuotaSet` for this field and the next two.
     """
 
     to: Address | None
@@ -258,8 +258,8 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
     """A client asks for the effect of an operation.
 
     Args:
-        sees_all: Whether the answer names the leases of other tenants; otherwise it only counts
-            them.
+        sees_all: Whether the answer names the leases of other tenants; otherwise the answer only
+            counts these leases.
         beside: Further leases that end with the release.
         stop_seconds: The longest time to stop the workload at a release; None: not known.
     """
@@ -294,7 +294,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         seconds: Length of the stall.
-        grace_seconds: As in `Restarted`, for leases that expired meanwhile.
+        grace_seconds: Least time left to leases that expired meanwhile; see `Grace`.
     """
 
     seconds: float
@@ -302,7 +302,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClockSet(msgspec.Struct, frozen=True, gc=False):
-    """The calendar was set, or advanced while the machine slept; `now` of this step follows it.
+    """The calendar was set, or advanced while the machine slept; `now` is by the new calendar.
 
     Args:
         seconds: Calendar time minus the time until now; negative if the calendar went back.

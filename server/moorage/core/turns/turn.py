@@ -1,7 +1,7 @@
 """One turn of the core: its facts and effects, and the writer that all parts of the core share.
 
-The allocator begins a turn at every event, and the daemon commits it. Only `record` applies a fact
-and adds it to the turn.
+The allocator begins a turn at every event, and the daemon commits the turn. Only `record` applies a
+fact and adds it to the turn.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from moorage.records.json_values import JsonObject
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
-    """The result of one step: only effects in `EARLY` are sent before the facts are durable."""
+    """One step's facts and effects; only effects in `EARLY` leave before the facts are durable."""
 
     facts: list[Fact] = msgspec.field(default_factory=list)
     effects: list[Effect] = msgspec.field(default_factory=list)
@@ -29,7 +29,7 @@ most records is forgotten. Grants and waits are then read from the ledger's hist
 
 
 class TurnWriter:
-    """The writer of one turn.
+    """Applies the facts of the current turn, and collects them with the turn's effects.
 
     Attributes:
         state: The state after the facts so far.

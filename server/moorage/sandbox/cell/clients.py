@@ -14,7 +14,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.missing import errors_of
 
 CallHost = Callable[[str, str, list[JsonValue]], tuple[JsonValue, str, int]]
-"""Client, method, arguments; returns the data, the error message (empty on success), a status."""
+"""Takes client, method and arguments; returns data, error message (empty on success) and status."""
 
 
 class _Response:
@@ -49,7 +49,7 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
 
 
 class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
-    """Another request changed the context since it was read; read it and decide again.
+    """Another request changed the context since the policy read it: read the context again.
 
     Args:
         version: The version that is current now.
@@ -100,7 +100,7 @@ class ContextClient:
 
 
 class ClusterClient:
-    """`settings["cluster_client"]`."""
+    """Reads cluster documents: the client in `settings["cluster_client"]`."""
 
     base_url = "moorage://cluster_client"
 
@@ -139,7 +139,7 @@ class _MetricsClient:
 
 
 class GlobalClusterMetricsClient(_MetricsClient):
-    """`settings["cluster_metrics_client"]`, and `cluster_metrics_api` of ranking policies."""
+    """Reads cluster metrics: the client in `settings["cluster_metrics_client"]`."""
 
     name = "cluster_metrics_client"
     base_url = "moorage://cluster_metrics_client"
@@ -148,7 +148,7 @@ class GlobalClusterMetricsClient(_MetricsClient):
         """Return the metrics of a cluster.
 
         Raises:
-            APIError: There are none, or the service said no.
+            APIError: The service has no such metrics, or refuses.
         """
         return self._answer("get_cluster", cluster_id)
 
@@ -156,13 +156,13 @@ class GlobalClusterMetricsClient(_MetricsClient):
         """Return the metrics of all clusters that match a Mongo-style filter.
 
         Raises:
-            APIError: The service said no.
+            APIError: The service refuses.
         """
         return self._answer("query_clusters", query_params)
 
 
 class GlobalBlockMetricsClient(_MetricsClient):
-    """`settings["block_metrics_api"]` of ranking policies."""
+    """Reads block metrics: `settings["block_metrics_api"]` of ranking policies."""
 
     name = "block_metrics_client"
     base_url = "moorage://block_metrics_client"
@@ -171,7 +171,7 @@ class GlobalBlockMetricsClient(_MetricsClient):
         """Return the metrics of a block.
 
         Raises:
-            APIError: There are none, or the service said no.
+            APIError: The service has no such metrics, or refuses.
         """
         return self._answer("get_block", block_id)
 
@@ -179,6 +179,6 @@ class GlobalBlockMetricsClient(_MetricsClient):
         """Return the metrics of all blocks that match a Mongo-style filter.
 
         Raises:
-            APIError: The service said no.
+            APIError: The service refuses.
         """
         return self._answer("query_blocks", query_params)

@@ -77,17 +77,17 @@ class LazyDict(JsonObject, metaclass=_DictType):
         return value
 
     def get(self, key: str, default: JsonValue = None) -> JsonValue:
-        """As in dict."""
+        """Return the value of a key, or the default, as in dict."""
         return self[key] if key in self else default  # noqa: SIM401  # This is `get` itself.
 
     def setdefault(self, key: str, default: JsonValue = None) -> JsonValue:
-        """As in dict."""
+        """Return the value of a key; store the default if there is none, as in dict."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def pop(self, key: str, *default: JsonValue) -> JsonValue:
-        """As in dict."""
+        """Remove a key and return its value, or the default, as in dict."""
         if dict.__contains__(self, key):
             self[key]
         elif key in self.extras:
@@ -96,7 +96,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
         return dict.pop(self, key, *default)
 
     def popitem(self) -> tuple[str, JsonValue]:
-        """As in dict."""
+        """Remove an item and return it, as in dict."""
         self._fill()
         return dict.popitem(self)
 
@@ -104,17 +104,17 @@ class LazyDict(JsonObject, metaclass=_DictType):
         return dict.__iter__(self)
 
     def items(self) -> JsonValue:
-        """As in dict; all missing values are fetched together."""
+        """Return the items, as in dict; all missing values are fetched together."""
         self._fill()
         return dict.items(self)
 
     def values(self) -> JsonValue:
-        """As in dict; all missing values are fetched together."""
+        """Return the values, as in dict; all missing values are fetched together."""
         self._fill()
         return dict.values(self)
 
     def copy(self) -> JsonObject:
-        """Return a plain dict."""
+        """Return a plain dict with the same items."""
         return dict(self.items())
 
     def __copy__(self) -> JsonObject:
@@ -154,7 +154,7 @@ class InputData(LazyDict):
 
     Args:
         given: The items; `LATER` stands for values that are made later.
-        extras: Values that are found by key but are not items, with `LATER` likewise.
+        extras: Values that are found by key but are not items; `LATER` has the same meaning.
         later: Makes the value of an item or extra.
     """
 
@@ -199,19 +199,19 @@ class ClusterData(LazyDict):
         self._decoded = _Decoded(bytes_max)
         self._fleet = fleet
 
-    __contains__ = dict.__contains__  # It has no extras, and is called often.
+    __contains__ = dict.__contains__  # No extras, and called often.
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
-        """Return the argument for the constructor; callers store it, since a copy is quick."""
+        """Return the first argument of the constructor; callers store it, since a copy is quick."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> JsonValue:
-        """As in dict; each value is made when it is reached."""
+        """Return the items, as in dict; each value is made when a loop reaches it."""
         return _Items(self)
 
     def values(self) -> JsonValue:
-        """As in dict; each value is made when it is reached."""
+        """Return the values, as in dict; each value is made when a loop reaches it."""
         return _Values(self)
 
     def _make(self, keys: Sequence[str]) -> None:
@@ -314,7 +314,7 @@ class _Decoded:
 
 
 def unpack(packed: bytes) -> JsonValue:
-    """Return the unpacked value.
+    """Return the value in packed bytes.
 
     Unpacking makes many containers but no cycles, so garbage collection would be in vain.
     """

@@ -1,7 +1,7 @@
 """A cell's bounded cache of the host's answers: packed documents by kind and cluster.
 
-Used by `worker`. Entries are decoded at each read, so no policy changes them. If the cache is full,
-prefetched documents stay only until the next ones of their kind arrive.
+`worker` uses this cache. Entries are decoded at each read, so no policy changes them. If the cache
+is full, prefetched documents stay only until the next ones of their kind arrive.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,10 +36,11 @@ class DocumentCache:
         """How many documents of a kind to prefetch next; 0: none, since prefetch did not help."""
 
     def begin(self, order: Callable[[], Sequence[str]]) -> None:
-        """Begin an evaluation.
+        """Prepare the cache for an evaluation.
 
         Args:
-            order: Returns its candidates, in the order in which policies go through them.
+            order: Returns the evaluation's candidates, in the order in which policies go through
+                them.
         """
         self._order, self._places = order, None
         self._ahead.clear()

@@ -66,7 +66,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         """Return the spec of a file of the archive, or of an inert module.
 
         Raises:
-            ModuleNotFoundError: The module is neither.
+            ModuleNotFoundError: The module is neither such a file nor an inert module.
         """
         del path, target
         found = self._sibling(fullname)
@@ -168,8 +168,8 @@ def display_name(name: str, entry: str) -> str:
 def _importer() -> FrameType | None:
     """Return the line of the policy that runs the current import.
 
-    None if a library imports, as Python's own do at their first use: then a missing module must
-    raise an error.
+    The result is None if a library imports, as Python's own libraries do at their first use: then a
+    missing module must raise an error.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Only frames show it.
     while frame is not None:

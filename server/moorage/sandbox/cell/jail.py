@@ -1,7 +1,7 @@
 """The jail of a cell: rlimits, an unprivileged user, Landlock and the seccomp filter.
 
 The zygote calls `lock_down` in each fresh fork, before any policy source exists in the process.
-Every step is one-way. seccomp is the wall; the other layers help if it has a hole.
+Every step is one-way. seccomp is the wall; the other layers help if the wall has a hole.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from typing import Any, Final
 from moorage.sandbox.cell import syscalls
 
 NOBODY: Final = 65534
-"""User and group of a cell where the server may choose one."""
+"""Id of the user and the group of a cell, where the server may choose them."""
 PURGED: Final = (
     "ctypes",
     "ctypes._endian",
@@ -61,7 +61,7 @@ class JailPlan:
     Args:
         unsafe: Whether to leave out Landlock, the user change and seccomp.
         memory_mib: Address space on top of what the fork starts with.
-        cpu_seconds: RLIMIT_CPU.
+        cpu_seconds: The limit of a cell's CPU time (RLIMIT_CPU).
         parent: Process id of the zygote, to notice that it died before PDEATHSIG was set.
     """
 
@@ -91,7 +91,7 @@ def system_call(number: int, *arguments: object) -> int:
     """Make a raw system call (for the lock-down and the self-test) and return its result.
 
     Raises:
-        OSError: The kernel refused.
+        OSError: The kernel refused the call.
     """
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *widened))
@@ -252,7 +252,7 @@ def _landlock() -> str:
 def _seccomp() -> str:
     """Install the filter as the last step, since the filter forbids its own installation.
 
-    Landlock needed a descriptor, so only now is the number of them limited to none.
+    Landlock needed a descriptor, so only now is the number of descriptors limited to none.
     """
     machine = syscalls.MACHINES.get(platform.machine())
     if machine is None:

@@ -79,7 +79,7 @@ class _Inert(ABCMeta):
         return _find(cls, name, cls._path, cls._module, cls._error)
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
-        if not is_inert(cls):  # A class of the policy that inherits from one.
+        if not is_inert(cls):  # A class of the policy that inherits from an inert class.
             return super().__call__(*args, **kwargs)
         if not _state["loading"]:
             raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
@@ -113,8 +113,8 @@ for _use in (
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
     """Base of all inert classes: lets a policy make instances of its own subclasses.
 
-    The base does so only while the policy is loaded or constructed. Later, it raises the error that
-    the library is missing.
+    The base allows instances only while the policy is loaded or constructed. Later, the base raises
+    the error that the library is missing.
     """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ def _find(
 ) -> object:
     """Return an attribute, and store it, so that it is the same each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
-    if name == "APIError":  # It may be the clients' error: their class catches both.
+    if name == "APIError":  # The clients' error may be meant: their class catches both.
         value: object = MissingLibraryError
     else:
         value = error if raised else _inert(f"{path}.{name}", module, error)
@@ -163,30 +163,30 @@ def loading() -> Iterator[None]:
 
 
 class _Module(ModuleType):
-    """An inert module."""
+    """An inert module, which takes the place of a missing library."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"{name!r} {WHY}.")
-        self.__path__: list[str] = []  # Its submodules are inert, too.
+        self.__path__: list[str] = []  # Submodules are inert, too.
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} {WHY}")
         parts = self.__name__.split(".")
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        # `urllib.parse` exists and `urllib.request` does not: name the longer one.
+        # `urllib.parse` exists and `urllib.request` does not: name the longer path.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
         return _find(self, name, self.__name__, missing, errors_of(parts[0]))
 
 
 class InertLoader(Loader):
-    """Makes inert modules."""
+    """Makes inert modules for the import of missing libraries."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the inert module of a spec."""
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do only what importing the real library is known to do besides."""
+        """Do what importing the real library does besides, as far as it is known."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,7 +1,7 @@
 """Converts the value that a policy returned to plain JSON, or names the part that is not JSON.
 
-Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on it:
-it parses the answer as JSON text itself.
+The cell calls this module, so that an honest mistake becomes a clear refusal. The host does not
+rely on the cell: the host parses the answer as JSON text itself.
 """
 
 import math
@@ -15,9 +15,9 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
 DEPTH_MAX: Final = 64
-"""Nesting of containers; a value that refers to itself ends here too."""
+"""Maximum nesting of containers; a value that contains itself exceeds it, too."""
 NODES_MAX: Final = 250_000
-"""Scalars and containers in one value."""
+"""Maximum scalars and containers in one value."""
 
 _SHORT_BYTES: Final = 4096
 """Bytes of JSON up to which a value is checked before it is copied: it is probably plain."""
@@ -49,8 +49,8 @@ def to_plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
     A proposal is usually short and plain, so nothing is copied.
 
     Raises:
-        NotPlainError: As `to_plain`.
-        UnicodeEncodeError: A text in it is not valid Unicode.
+        NotPlainError: A part of the value has no JSON form.
+        UnicodeEncodeError: A text in the value is not valid Unicode.
     """
     if type(value) is dict:
         try:

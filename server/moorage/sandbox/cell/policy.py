@@ -1,4 +1,4 @@
-"""Loads a policy inside a cell: compiles, imports, finds the class, constructs it.
+"""Loads a policy inside a cell: compiles and imports its files, finds and constructs its class.
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
@@ -45,7 +45,7 @@ _SUSPENDING: Final = (
     | inspect.CO_GENERATOR
     | inspect.CO_ASYNC_GENERATOR
 )
-"""Calling such a function returns a coroutine or generator, not an answer."""
+"""Flags of functions whose call returns a coroutine or generator, not an answer."""
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
@@ -93,7 +93,7 @@ class Policy:
         clients: The clients that are added to every settings dict.
 
     Attributes:
-        faults: Why the policy cannot be used; empty if it can.
+        faults: Why the policy cannot be used; empty: it can be used.
         warnings: Why some requests may fail, if the policy was checked.
     """
 
@@ -114,7 +114,7 @@ class Policy:
         self._clients = clients
         self._class: Any = None
         self._by_name = False
-        """The constructor takes the documented arguments in another order."""
+        """Whether the constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
         self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
         """Settings and parameters of an instance's construction; the instance may change them."""
@@ -171,16 +171,16 @@ class Policy:
             missed: dict[str, None] = {}
             settings = _Watched(_decode(self._settings) | self._clients, "settings", missed)
             parameters = _Watched(_decode(self._parameters), "parameters", missed)
-            with contextlib.suppress(BaseException):  # It raises the same exception again.
+            with contextlib.suppress(BaseException):  # The call raises the same exception again.
                 self._construct(settings, parameters)
             self._blame(error)
             if missed and self.faults:
                 why = self.faults.pop()
                 names = ", ".join(list(missed)[:_KEYS_SHOWN_MAX])[: MESSAGE_CHARACTERS_MAX // 2]
                 self.warnings.append(
-                    f"{why.file or self._entry} line {why.line}: without {names} it cannot be"
-                    f" constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to"
-                    " supply that"
+                    f"{why.file or self._entry} line {why.line}: without {names} the policy cannot"
+                    f" be constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has"
+                    " to supply these values"
                 )
 
     def _construct(self, settings: JsonObject, parameters: JsonObject) -> Any:
@@ -326,10 +326,9 @@ class Policy:
             wrong = f"{name} cannot be called as {name}(self, {names})"
         if not wrong and code and code.co_flags & _SUSPENDING:
             wrong = f"{name} must return its answer: write it without async and yield"
-        if wrong and name == "management":  # Few callers use it, and the rest works without it.
+        if wrong and name == "management":  # Few callers need it.
             self.warnings.append(
-                f"{self._entry} line {line}: {wrong}; it is called with the parameters of its "
-                "definition"
+                f"{self._entry} line {line}: {wrong}; {name} gets the parameters that it names"
             )
         elif wrong:
             self._fault(wrong, self._entry, line)

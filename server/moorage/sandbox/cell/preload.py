@@ -24,7 +24,7 @@ SUPPORT: Final = (
     "numpy.matrixlib", "numpy.polynomial", "numpy.rec", "numpy.strings", "opcode", "stringprep",
     "tomllib",
 )  # fmt: skip
-"""Some of these modules are missing in some versions of Python."""
+"""Modules that are preloaded for others; some versions of Python lack some of them."""
 
 
 def preload() -> list[str]:

@@ -1,4 +1,4 @@
-"""A cell's own copy of the fleet, and its updates. Only `worker` uses it.
+"""A cell's own copy of the fleet, and its updates. Only `worker` uses this module.
 
 The protocol: every `Evaluate` frame has either a snapshot of the whole fleet, or first the rows of
 the replaced clusters and then the rows whose free capacity changed on the host since the frame

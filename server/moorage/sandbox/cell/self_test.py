@@ -25,7 +25,7 @@ DEADLY: Final = (
     "ptrace", "execve", "io_uring_setup", "bpf", "unshare", "memfd_create", "process_vm_readv",
     "pidfd_open", "keyctl", "userfaultfd", "x32",
 )  # fmt: skip
-"""Attacks that must end the attacker."""
+"""Attacks at which the kernel must end the attacker."""
 
 
 def attack(name: str) -> str:

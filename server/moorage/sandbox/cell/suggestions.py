@@ -1,6 +1,6 @@
 """Suggestions for a policy's author: Python's own, else a similar name of Moorage.
 
-`cell.policy` adds it to the message of an exception.
+`cell.policy` adds a suggestion to the message of an exception.
 """
 
 import errno

@@ -1,8 +1,9 @@
-"""The system calls of a cell, as a seccomp filter assembled by hand. Called by `jail` alone.
+"""The system calls of a cell, as a seccomp filter assembled by hand. Only `jail` calls this module.
 
-Three answers. A call that a cell needs is allowed, some only with harmless arguments. A call that
-innocent code attempts (`open`, `socket`, starting a thread) fails with EPERM, which Python shows as
-a readable PermissionError. A call that innocent code never makes ends the process.
+The filter has three answers. A call that a cell needs is allowed, some only with harmless
+arguments. A call that innocent code attempts (`open`, `socket`, starting a thread) fails with
+EPERM, which Python shows as a readable PermissionError. A call that innocent code never makes ends
+the process.
 
 The tables are the kernel's: `arch/x86/entry/syscalls/syscall_64.tbl` and, for aarch64,
 `include/uapi/asm-generic/unistd.h`. The aarch64 table has not been run on such a machine.
@@ -45,7 +46,7 @@ def _argument(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One architecture.
+    """The system calls of one architecture, by the filter's answer.
 
     Args:
         audit: The kernel's AUDIT_ARCH value; another value in a call means another ABI.
@@ -54,8 +55,8 @@ class Machine:
         mapping: mmap: allowed without PROT_EXEC and huge pages.
         protecting: mprotect: allowed without PROT_EXEC.
         allowed: Calls that a cell needs, or that reveal nothing. Those in `_BY_CLOCK` and
-            `_BY_PROCESS` would tell it which other processes run and how busy they are: they are
-            allowed on the system's clocks and on the caller itself.
+            `_BY_PROCESS` would tell a cell which other processes run and how busy they are: these
+            calls are allowed on the system's clocks and on the caller itself.
         deadly: Calls that innocent code never makes.
     """
 

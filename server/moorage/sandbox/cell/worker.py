@@ -1,8 +1,8 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
-Called by the zygote in a fresh fork. `live` builds the wall and reports it; only then does the host
-send a policy. The policy can corrupt this process at any time. So the checks in this file protect
-nothing; they give the author of an honest policy clear errors.
+The zygote calls `live` in a fresh fork. `live` builds the wall and reports it; only then does the
+host send a policy. The policy can corrupt this process at any time. So the checks in this file
+protect nothing; they give the author of an honest policy clear errors.
 """
 
 import builtins
@@ -45,7 +45,7 @@ _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _RESERVE_BYTES: Final = 1 << 20
 _DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
-"""The fields of a demand that policies see; the server compares its labels for them."""
+"""The fields of a demand that policies see; the server itself compares the labels in `where`."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -126,7 +126,7 @@ class Channel:
                 return bodies[0]
 
     def send(self, frame: frames.FromCell) -> None:
-        """Write a whole frame."""
+        """Write a whole frame to the host."""
         data = frames.pack(frame)
         written = os.write(CHANNEL_FD, data)
         while written < len(data):
@@ -134,7 +134,7 @@ class Channel:
 
 
 class Worker:
-    """Answers the frames of one policy.
+    """Answers the host's frames with the results of one policy.
 
     Args:
         cache: The cache, which the host keeps current.
@@ -251,7 +251,7 @@ class Worker:
         self._keeping = keeping
 
     def manage(self, frame: frames.RunManagement) -> frames.Result | frames.Failed:
-        """Run a management command."""
+        """Run a management command; return the frame with its answer."""
         self._nonce, self._spent = frame.nonce, ""
         self._tenant = None
         self._keeping = False
@@ -380,7 +380,7 @@ class Worker:
         if frame.status:
             raise ContextConflict(version)
         if method == "swap" and self._tenant is not None:
-            self._contexts[self._tenant] = arguments[1]  # The next evaluations in the pipe get it.
+            self._contexts[self._tenant] = arguments[1]  # For the next evaluations in the pipe.
         return version, current
 
     def _pack_context(self, context: JsonObject) -> bytes:
@@ -575,7 +575,7 @@ class Capture(io.TextIOBase):
         """Replace stdout, stderr and the root logger's handler by this stream."""
         sys.stdout = sys.stderr = self
         for name in ("__stdout__", "__stderr__"):
-            setattr(sys, name, self)  # The real ones are /dev/null.
+            setattr(sys, name, self)  # The real streams are /dev/null.
         handler = logging.StreamHandler(self)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logging.raiseExceptions = False

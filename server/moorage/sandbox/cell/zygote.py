@@ -52,7 +52,7 @@ def main() -> NoReturn:
         try:
             order = control.recv(ORDER.size + 1)
         except ConnectionError:
-            order = b""  # The host closed it and left reports unread.
+            order = b""  # The host closed the socket and left reports unread.
         if len(order) != ORDER.size:
             os._exit(0)  # The host closed its end; the cells die with this process.
         _spawn(control, int(ORDER.unpack(order)[0]), plan, null)

@@ -1,7 +1,7 @@
 """The host's answers to a cell's calls: a literal list of allowed calls and their receivers.
 
-Used by `channel`. The host does not trust the cell: a name that is not on the list means that the
-policy itself writes to the channel, and its cell is killed.
+`channel` uses this module. The host does not trust the cell: a name that is not on the list means
+that the policy itself writes to the channel, and its cell is killed.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from moorage.sandbox.wire.limits import (
 )
 
 CALL_BYTES_MAX: Final = 64 << 10
-"""Packed arguments of one call."""
+"""Maximum bytes of the packed arguments of one call."""
 WANT_SLACK: Final = 1024
-"""Documents a cell may request beyond twice the existing ones; more means a forged request."""
+"""Documents a cell may request beyond twice the existing documents; more is a forged request."""
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
 _METHODS: Final = {
     ("cluster_client", "read_cluster"): "id",
@@ -49,7 +49,7 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
     """Return the checked arguments of a call, or the fault in them.
 
     Raises:
-        BreachError: The method is not on the list, or the arguments are not an array of one.
+        BreachError: The method is not on the list, or the arguments are not an array of one value.
     """
     kind = _METHODS.get((frame.client, frame.method))
     if kind is None:

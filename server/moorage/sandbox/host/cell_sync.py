@@ -1,7 +1,7 @@
 """Tracks what one cell knows of the fleet, and makes the messages that update the cell.
 
-Used by `channel`. A frame has the changes since the previous frame: rows of the fleet, cached
-documents, settled proposals, and the context if the cell has an older one.
+`channel` uses this module. A frame has the changes since the previous frame: rows of the fleet,
+cached documents, settled proposals, and the context if the cell has an older one.
 
 A cell's cached documents are current as of the last frame that it read: before each request or
 answer, the host sends the changes since. So a policy that makes no calls reads the state of one
@@ -70,7 +70,7 @@ class CellSync:
 
     Attributes:
         contexts: The contexts that the cell has.
-        behind: The cell's cached documents have changed: the host sends `news` first.
+        behind: Whether the cell's cached documents have changed, so that `news` must come first.
     """
 
     def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:
@@ -122,7 +122,7 @@ class CellSync:
     def news(self, services: HostServices) -> bytes:
         """Return frames about changes of cached documents; they go before the next frame.
 
-        They also have some of the new documents, as many as a prefetch.
+        The frames also have some of the new documents, as many as a prefetch.
         """
         self.behind = False
         stale, self._stale = self._stale, {}

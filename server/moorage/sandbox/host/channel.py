@@ -38,7 +38,7 @@ LOAD_UNDISTURBED: Final = 0.1
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
-"""How long a cell at its deadline may take to begin it: it may have to wait for the processor."""
+"""How long a cell at its deadline may take to begin its traceback: the processor may be busy."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
 """Replaces both limits for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
@@ -80,16 +80,16 @@ class Cell(asyncio.Protocol):
     """The host's end of one cell.
 
     Args:
-        process: A new process, with its channel; `destroy` kills it.
+        process: A new process, with its channel; `destroy` kills the process.
 
     Attributes:
         sent: Work in the pipe, head first.
         head_since: The time at which the present head became the head, by the monotonic clock.
-        slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
-        demoted: Whether it runs at idle priority.
-        retired: Whether it gets no new work.
+        slow: Whether the head has run for longer than some milliseconds; new work goes elsewhere.
+        demoted: Whether the cell runs at idle priority.
+        retired: Whether the cell gets no new work.
         alive: Whether the cell was neither lost nor killed.
-        worker: The worker that it runs on; empty: this machine.
+        worker: The worker that the cell runs on; empty: this machine.
     """
 
     def __init__(self, process: CellProcess, owner: Owner) -> None:
@@ -159,7 +159,10 @@ class Cell(asyncio.Protocol):
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
-            return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
+            return Refusal(
+                Code.TOO_LARGE,
+                f"the evaluation needs {len(data)} bytes; at most {HOST_FRAME_BYTES_MAX} fit",
+            )
         self._sync.note_sent(work)
         if self._sync.behind:
             data = self._sync.news(self._services(work)) + data
@@ -181,7 +184,7 @@ class Cell(asyncio.Protocol):
     def settle(self, request: str) -> None:
         """Inform the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
-            self.retired = True  # It seems to get no more work; a new cell starts clean.
+            self.retired = True  # This cell gets no more work, it seems; a new cell starts clean.
 
     def drop_document(self, cluster_id: str) -> None:
         """Inform the cell, with its next consultation, that its copy of a document is outdated."""
@@ -206,7 +209,8 @@ class Cell(asyncio.Protocol):
         """Check the time of the first work in the pipe.
 
         Returns:
-            `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
+            `overrun` if the work is out of time, `hog` if it has used so much processor time that
+            its cell is to be demoted.
         """
         head = self.sent[0]
         limits = self._owner.limits
@@ -255,7 +259,7 @@ class Cell(asyncio.Protocol):
             self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
-            return False  # Its worker will answer, or count as lost.
+            return False  # The cell's worker will answer, or count as lost.
         waited = now - self._where_sent_at
         if self.worker:
             return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
@@ -305,20 +309,20 @@ class Cell(asyncio.Protocol):
     # Messages of the cell ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As in asyncio.Protocol."""
+        """Store the transport to the cell; see asyncio.Protocol."""
         # uvloop's transports do not inherit from asyncio's, so this cannot be asserted.
         self._transport = cast("asyncio.Transport", transport)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
+        """Handle the end of the channel. A killed cell may reset it."""
         del exc
-        late = self._traceback is not None  # It is past its deadline, whatever its cause of death.
+        late = self._traceback is not None  # Past the deadline, whatever the cause of death.
         if self.alive and not (late and self._process.in_touch):
             self._owner.drop_cell(self, "exit")
 
     def data_received(self, data: bytes) -> None:
-        """As in asyncio.Protocol."""
+        """Handle bytes of the cell; see asyncio.Protocol."""
         if self._traceback is not None:
             if self.worker and not self._traceback:
                 self._where_sent_at = time.monotonic()
@@ -425,7 +429,7 @@ class Cell(asyncio.Protocol):
                     more = self._sync.ahead(services, head, frame.method, ahead)
         if refused:
             answer = frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT * head.spent)
-        assert answer is not None  # Otherwise it is refused.
+        assert answer is not None  # Otherwise the call is refused.
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:

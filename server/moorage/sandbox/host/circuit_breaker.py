@@ -1,14 +1,14 @@
-"""Refuses policies that hang too often, for a while and per tenant. Used by `pool`.
+"""Refuses policies that hang too often, for a while and per tenant; `pool` asks this module.
 
 Each stop of a policy that never returns costs other policies a kill, a fork and a jail. So if
 evaluations for one tenant are stopped at their deadline again and again, the policy's circuit opens
 for that tenant, longer each time: its requests are refused at once. Other tenants are served as
-before, since the cause may be the first tenant's input. Callers that stand for many tenants are,
-too.
+before, since the cause may be the first tenant's input. Callers that stand for many tenants are
+served, too.
 
-Each version and tenant has a leaky bucket. An overrun adds one; answers and time drain it. So a
-policy that hangs at every other request is refused nearly as soon as one that always hangs. One
-that hangs at one request in a hundred, or once a minute, never is.
+Each version and tenant has a leaky bucket. An overrun adds one to the bucket; answers and time
+drain it. So a policy that hangs at every other request is refused nearly as soon as one that always
+hangs. A policy that hangs at one request in a hundred, or once a minute, is never refused.
 """
 
 import math
@@ -36,12 +36,12 @@ RUNS_MAX: Final = 4096
 is oldest is forgotten."""
 _DOUBLINGS_MAX: Final = math.log2(OPEN_SECONDS_MAX / OPEN_SECONDS_MIN)
 Key = tuple[str, str, str]
-"""URI, digest, tenant."""
+"""URI and digest of a policy version, and the tenant."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Overruns that still count."""
+    """The overruns of one policy version for one tenant that still count."""
 
     overruns: int = 0
     """Overruns since the level was last 0."""
@@ -107,7 +107,7 @@ class CircuitBreaker:
                 del self._runs[key]
 
     def _forgive(self, run: _Run, now: float) -> float:
-        """Reduce a count by the time since the last change; return it."""
+        """Reduce a count by the time since the last change; return the reduced count."""
         seconds = max(0.0, now - run.at)
         run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
         return run.level
@@ -124,7 +124,7 @@ class CircuitBreaker:
             Code.BUSY,
             f"{circuit.ref.uri} is not called for another {circuit.seconds:.1f} s:"
             f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline",
-            expected="a request that it answers in time, after the wait or an activation",
+            expected="a request that the policy answers in time, after the wait or an activation",
             details={
                 "policy_rule_uri": circuit.ref.uri,
                 "overruns": circuit.overruns,

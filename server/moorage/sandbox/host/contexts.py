@@ -1,8 +1,8 @@
-"""The `context` of policies, stored on the host per policy version and tenant. Used by `channel`.
+"""The `context` of policies, stored on the host per policy version and tenant, for `channel`.
 
-The host never reads one: it keeps packed bytes and a version. A cell gets the bytes only if it
-lacks that version. A change is accepted only if it was made from the current version (compare and
-swap), so of two cells that changed the same context, only one succeeds.
+The host never reads a context: it keeps the packed bytes and a version. A cell gets the bytes only
+if it lacks that version. A change is accepted only if it was made from the current version (compare
+and swap), so of two cells that changed the same context, only one succeeds.
 """
 
 from collections import OrderedDict
@@ -53,7 +53,7 @@ class Contexts:
         return entry[1] if entry else b""
 
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
-        """Replace version `expected` and return the new version; None if another is current."""
+        """Replace version `expected`; return the new version, or None if another one is current."""
         if self.version(key) != expected or len(packed) > CONTEXT_BYTES_MAX:
             self.conflicts += 1
             return None
@@ -67,7 +67,8 @@ class Contexts:
         Args:
             contexts: All contexts; version 0 if none was noted.
             beyond: Changes from now on get higher versions than this. Clients may know versions
-                that a crash lost before they were on disk; no other context may get such a version.
+                that a crash lost before they were on the disk; no other context may get such a
+                version.
         """
         taken = [each for each in contexts if len(each[2]) <= CONTEXT_BYTES_MAX]
         self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
@@ -175,7 +176,7 @@ class SentContexts:
             call: `read` without arguments, or `swap` with a version and the packed context.
 
         Raises:
-            ValueError: The call is malformed, as no honest cell's is.
+            ValueError: The call is malformed, as no call of an honest cell is.
         """
         key = (self._version, tenant)
         if call.method == "read":

@@ -46,7 +46,7 @@ class JailError(SandboxError):
 
 
 class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not the server.
-    """A policy could not answer a management call."""
+    """A policy, or its cell, failed at a call; `refusal` has the reason for the caller."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.code}: {refusal.reason}")
@@ -54,11 +54,11 @@ class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not th
 
 
 class CallRefusedError(Exception):
-    """A registry or metrics service refused; the injected client raises the original's error.
+    """A service refused a call; the injected client raises the error that the original raises.
 
     Args:
         message: The message of the service.
-        status: HTTP status where there was one, else 0.
+        status: The service's HTTP status; 0: there was none.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -70,7 +70,7 @@ class CallRefusedError(Exception):
 class Guard(Protocol):
     """The checks of a policy's schemas; the daemon passes them for policies with schemas.
 
-    The host applies them, since a cell could forge the result.
+    The host applies the checks, since a cell could forge the result.
     """
 
     def overrides(
@@ -90,7 +90,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class PolicyCode:
-    """One policy version as the registry stores it. The server never compiles or parses it.
+    """One policy version as the registry stores it. The server never compiles or parses the code.
 
     Args:
         files: The content of each file, by its path in the archive. `function.py` is the entry;
@@ -98,7 +98,7 @@ class PolicyCode:
             ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
-        guard: Applies its schemas; None if it has none.
+        guard: Applies the policy's schemas; None: it has none.
         deadline_seconds: Deadline of one evaluation; 0: the server's default.
         entry: The author's name for `function.py`, for messages and tracebacks.
     """
@@ -132,8 +132,8 @@ class WorkerSettings:
 
     Args:
         address: The address of a Ray cluster, as `ray.init` takes it.
-        cells: The largest number of cells on each Ray node; each cell has a reserved processor
-            there.
+        cells: The largest number of cells on each Ray node; each cell has a reserved processor on
+            the node.
         tell: Called with each node or Ray itself, its latest state, and whether that is good.
     """
 
@@ -179,7 +179,7 @@ class HostServices(Protocol):
         """Return the answers of `call` about these clusters, as msgpack, if they are in memory.
 
         A policy waits for the answer to its call, and an answer from memory takes half the time.
-        Cells cache it: call `Sandbox.drop_documents` with the id before `call` would return
+        Cells cache answers: call `Sandbox.drop_documents` with the id before `call` would return
         anything else. Answers are also prefetched, so this method must not call a service.
         """
 
@@ -192,12 +192,12 @@ class Sample:
     """One trial evaluation of a policy, with a fleet and services of its own.
 
     Args:
-        tenant: The tenant of the trial; different samples of a policy need different ones, or their
-            contexts mix.
+        tenant: The tenant of the trial; different samples of a policy need different tenants, or
+            their contexts mix.
         fleet: The fleet, in place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
         consult: The consultation; None if `input_data` is given instead.
-        input_data: The argument of `eval` then: JSON data.
+        input_data: The argument of `eval` without a consultation, as JSON data.
         parameters: The parameters that replace the policy's defaults, beside `input_data`.
         settings: The settings that replace the policy's defaults, beside `input_data`.
     """
@@ -270,7 +270,7 @@ class OpenCircuit:
         tenant: The tenant whose requests are refused meanwhile.
         overruns: The policy's latest evaluations for this tenant that were stopped at their
             deadline.
-        seconds: How long it stays open.
+        seconds: How long the circuit stays open, in seconds.
     """
 
     ref: PolicyRef

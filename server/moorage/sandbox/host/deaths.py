@@ -1,4 +1,4 @@
-"""Handles the work of cells that end. Used by `pool`, whose class inherits from `CellsAndDeaths`.
+"""Handles the work of cells that end, for `pool`, whose class inherits from `CellsAndDeaths`.
 
 A cell's death costs exactly its head; all work after the head is sent again, to another cell, in
 order. If a cell on a worker fails, and the worker may be the cause, its head is repeated on this
@@ -45,7 +45,7 @@ class CellsAndDeaths(ABC):
         """Mark a group to be checked at the end of this turn of the event loop."""
 
     def drop_cell(self, cell: Cell, cause: str) -> None:
-        """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
+        """Handle a closed channel, or kill a cell that broke the protocol; see `Owner`."""
         home = self._home_of[cell]
         if home.handle_closed_channel(cell):
             return

@@ -1,4 +1,4 @@
-"""The cells of one policy, the work that waits, and the tenant served next. Used by `pool` alone.
+"""The cells of one policy, the work that waits, and the tenant served next, for `pool` alone.
 
 Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
 them. Tenants take turns at shared cells, and a tenant with long evaluations never has all of them:
@@ -22,7 +22,7 @@ from moorage.sandbox.host.work import Work, late_refusal
 
 HOG_OVERRUNS: Final = 2
 """After this number of overruns in a row a policy's fresh cells run at idle priority, until one of
-them answers: otherwise a policy that never answers would use other policies' processor time with
+them answers: a policy that never answers would use other policies' processor time with
 every new cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as slow after its latest slow evaluation."""
@@ -34,7 +34,7 @@ QUICK_ANSWERS_MIN: Final = 32
 GRANTS_PER_CELL: Final = 4
 """Granted leases after which one more cell may decide at the same time."""
 GroupKey = tuple[str, str, str]
-"""URI, digest, isolation key."""
+"""URI and digest of a policy version, and the isolation key."""
 
 
 class Backlog:
@@ -118,9 +118,9 @@ class Group:
     backlog: Backlog = field(default_factory=Backlog)
     spawning: int = 0
     wanted_by: str = ""
-    """The tenant for which its latest cell was made."""
+    """The tenant for which the group's latest cell was made."""
     used_at: float = 0.0
-    """Time of its last evaluation, by the monotonic clock."""
+    """Time of the group's last evaluation, by the monotonic clock."""
     fault: Refusal | None = None
     fault_until: float = 0.0
     overruns: int = 0
@@ -128,19 +128,19 @@ class Group:
     doubted: dict[str, float] = field(default_factory=dict[str, float])
     """By worker, until when it gets no cell of this policy, since a cell failed there."""
     _tenant: str | None = None
-    """The first tenant that used it."""
+    """The first tenant that used the group."""
     _shared: bool = False
-    """Whether a second tenant has used it since."""
+    """Whether a second tenant has used the group since."""
     _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Until when a tenant's evaluations are expected to take long."""
     _quick_answers: dict[str, int] = field(default_factory=dict[str, int])
-    """Quick answers to such tenants since their latest slow evaluation."""
+    """Quick answers to each slow tenant since its latest slow evaluation."""
     _deciders: float = math.inf
     """How many cells may run slow evaluations for leases at one time."""
 
     @property
     def hogs(self) -> bool:
-        """Whether its last evaluations were all stopped at their deadline."""
+        """Whether the group's last evaluations were all stopped at their deadline."""
         return self.overruns >= HOG_OVERRUNS
 
     def avoids(self, work: Work, now: float) -> set[str]:
@@ -159,7 +159,7 @@ class Group:
             self._shared = True
 
     def is_of(self, tenant: str) -> bool:
-        """Return whether all its requests came from one tenant."""
+        """Return whether all requests of the group came from one tenant."""
         return self._tenant == tenant and not self._shared
 
     def took_long(self, work: Work, now: float) -> None:
@@ -210,19 +210,19 @@ class Group:
                 and self.heavy(work, now)
                 and not self._has_enough_cells(work, cells_max, now)
             ):
-                # It needs a cell with an empty pipe; a busy tenant would keep all pipes full.
+                # Work needs a cell with an empty pipe; a busy tenant would keep all pipes full.
                 reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> Work | None:
-        """Return waiting work that needs a new cell, since none of these takes it soon; or None."""
+        """Return waiting work that needs a new cell, since no cell here takes it soon; or None."""
         if self.spawning:
             return None
         for work in self.backlog.heads():
             if self._has_enough_cells(work, cells_max, now):
                 continue
             cells = [cell for cell in self._quick() if work.may_go_to(cell.worker)]
-            if self.heavy(work, now):  # It only goes into an empty pipe.
+            if self.heavy(work, now):  # Such work only goes into an empty pipe.
                 coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in cells)
                 if coming < (1 if work.here or work.avoided else len(self.backlog)):
                     return work

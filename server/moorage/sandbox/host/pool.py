@@ -1,8 +1,9 @@
 """Assigns work to cells, and replaces cells; `deaths` says what follows the death of a cell.
 
-Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
-goes into a pipe when that cell is quick and has room. So a slow evaluation holds up only the work
-that already waits after it in the pipe. Policies share nothing here but the count of cells.
+`sandbox` uses this module. Work is bound to a cell as late as possible: it waits in its policy's
+backlog and goes into a pipe when that cell is quick and has room. So a slow evaluation holds up
+only the work that already waits after it in the pipe. Policies share nothing here but the count of
+cells.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ STALE_LOOK_SECONDS: Final = 0.5
 
 
 class CellPool(CellsAndDeaths):
-    """All cells and their work.
+    """Assigns work to cells, and replaces cells that end.
 
     Args:
         fleet: Read when a frame is built.
@@ -104,11 +105,11 @@ class CellPool(CellsAndDeaths):
         return cell
 
     def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
-        """As in `Owner`."""
+        """Handle the report of a new cell about its jail; see `Owner`."""
         self._home_of[cell].note_jail(cell, frame)
 
     def note_probe(self, cell: Cell, outcome: str) -> None:
-        """As in `Owner`."""
+        """Handle the report of a cell that survived an attack; see `Owner`."""
         self._home_of[cell].note_probe(cell, outcome)
 
     def _living(self) -> list[Cell]:
@@ -116,7 +117,7 @@ class CellPool(CellsAndDeaths):
         return [*self.spawner.living.values(), *elsewhere]
 
     async def close(self) -> None:
-        """Kill every cell and the zygote; refuse all waiting work. Bounded."""
+        """Kill every cell and the zygote, and refuse all waiting work, in limited time."""
         self._closing = True
         for handle in (self._pumping, self._watching):
             if handle is not None:
@@ -408,7 +409,7 @@ class CellPool(CellsAndDeaths):
     # Reports of cells ----------------------------------------------------------------------
 
     def note_load(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
-        """As in `Owner`."""
+        """Handle the report that a policy was loaded or has faults; see `Owner`."""
         self._printed(work, frame.output)
         if work.future is not None:
             if not work.future.done():
@@ -422,7 +423,7 @@ class CellPool(CellsAndDeaths):
             self._after_answer(cell)
 
     def take_answer(self, cell: Cell, work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """As in `Owner`."""
+        """Handle the returned value of the work at the head; see `Owner`."""
         self.counters["evaluations"] += 1
         if frame.output:
             self._printed(work, frame.output)
@@ -436,13 +437,13 @@ class CellPool(CellsAndDeaths):
         self._after_answer(cell, work)
 
     def fail_work(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
-        """As in `Owner`."""
+        """Handle the failure of the work at the head; see `Owner`."""
         self.counters["evaluations"] += 1
         self.counters["failures"] += 1
         if frame.output:
             self._printed(work, frame.output)
         if frame.kind == "memory":
-            cell.retired = True  # The failed evaluation may have left its memory full.
+            cell.retired = True  # The evaluation may have left the cell's memory full.
         self.circuits.note_answer(work)
         refusal = outcomes.refusal_of(frame, work.code.ref, self.limits.memory_mib)
         self._finish(work, None, refusal, cell)
@@ -461,7 +462,7 @@ class CellPool(CellsAndDeaths):
             cell.restore()
         if not cell.sent:
             worn = cell.demoted and not group.backlog
-            unwanted = group.single_use and not group.backlog  # Its one piece of work was refused.
+            unwanted = group.single_use and not group.backlog  # The only work was refused.
             back = self.workers is not None and self._supply.returns(cell, group, time.monotonic())
             if cell.retired or worn or unwanted or back:
                 self._remove(cell)
@@ -475,8 +476,8 @@ class CellPool(CellsAndDeaths):
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused in any state of the fleet.
 
-    Then the policy or the worker is at fault; the evaluation is repeated on the machine of the
-    daemon, which shows which of both is at fault.
+    For such an answer the policy or the worker is at fault. The evaluation is repeated on the
+    machine of the daemon, which shows which of both it is.
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

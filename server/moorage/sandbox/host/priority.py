@@ -1,4 +1,4 @@
-"""Sets the share of the processor that a cell gets. Used by `channel` and `processes`."""
+"""Sets the share of the processor that a cell gets, for `channel` and `processes`."""
 
 import contextlib
 import os
@@ -32,5 +32,5 @@ def restore(pid: int, niceness: int) -> bool:
 
 def step_aside(pid: int) -> None:
     """Give a process a tenth of the time that others get on a busy core."""
-    with contextlib.suppress(OSError):  # It may have ended already.
+    with contextlib.suppress(OSError):  # The process may have ended already.
         os.setpriority(os.PRIO_PROCESS, pid, ASIDE_NICENESS)

@@ -1,4 +1,4 @@
-"""The process of a cell, on this machine or on a worker. Used by `channel`."""
+"""The process of a cell, on this machine or on a worker, for `channel`."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ class CellProcess(Protocol):
 
     pid: int
     worker: str
-    """The worker that it runs on; empty: this machine."""
+    """The worker that the process runs on; empty: this machine."""
 
     @property
     def in_touch(self) -> bool:
         """Whether the last message has reached the process's machine."""
 
     async def join(self, cell: asyncio.Protocol) -> None:
-        """Connect the channel."""
+        """Connect the channel to the object that handles it."""
 
     def kill(self) -> None:
         """Kill the process and release its descriptors."""
@@ -55,10 +55,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 class LocalProcess:
-    """A cell on this machine.
+    """The process of a cell on this machine.
 
     Args:
-        channel: The host's end.
+        channel: The host's end of the cell's channel.
         pidfd: The descriptor of the process; this class closes it.
     """
 
@@ -78,7 +78,7 @@ class LocalProcess:
 
     def kill(self) -> None:
         """Kill by pidfd, since another process may already have the process id."""
-        with contextlib.suppress(ProcessLookupError):  # It is already dead, as wanted.
+        with contextlib.suppress(ProcessLookupError):  # The process is dead already.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         if self._channel is not None:
@@ -95,7 +95,7 @@ class LocalProcess:
         return priority.demote(self.pid)
 
     def restore(self, niceness: int) -> bool:
-        """As in `CellProcess`; only privileged hosts may do it."""
+        """Undo a demotion; return whether that worked: only privileged hosts may do it."""
         return priority.restore(self.pid, niceness)
 
     def step_aside(self) -> None:

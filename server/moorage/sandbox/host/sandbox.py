@@ -86,7 +86,7 @@ PROPOSERS_MAX: Final = 65_536
 CHECKS_MAX: Final = 4
 """Policies checked at one time: each may use a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
-"""Policies that wait for a check; beyond it, the tenant with most gets BUSY for its latest."""
+"""Policies that wait for a check; beyond it, the tenant with most loses its latest (BUSY)."""
 CHECKS_BUSY: Final = "policies wait for their check"
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; any user who may register a policy can "
@@ -102,8 +102,8 @@ _NONE: Final[JsonObject] = {}
 class Managed:
     """Settings and parameters that `management` of a policy has changed, by version and tenant.
 
-    `Sandbox` puts them between the policy's defaults and those of a request, at every evaluation,
-    so all cells agree. `daemon.publishing.management` stores them.
+    `Sandbox` puts the changes between the policy's defaults and those of a request, at every
+    evaluation, so all cells agree. `daemon.publishing.management` stores the changes.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Sandbox:
             whose requests may already wait; None: no count and no limit.
 
     Attributes:
-        uploads: Turns to read and check new policies; `rechecks`: known ones.
+        uploads: Turns to read and check new policies; `rechecks`: turns to check known policies.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Sandbox:
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
-        # Uploads may be slow; a fallback or rollback must not wait behind many of them.
+        # Uploads may be slow; a fallback or rollback must not wait behind many uploads.
         self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self._pool = CellPool(
@@ -204,7 +204,7 @@ class Sandbox:
     async def start(self, *, attacked: bool = False) -> SandboxReport:
         """Start the zygote and attack the jail; return the report.
 
-        Call it before serving, from the thread that runs the loop until the end.
+        Call `start` before serving, from the thread that runs the loop until the end.
 
         Args:
             attacked: Whether another sandbox of this process has just withstood the attacks.
@@ -233,7 +233,7 @@ class Sandbox:
         self._pool.world.change(fleet)
 
     async def close(self) -> None:
-        """Kill every cell and the zygote, and refuse all waiting work. Bounded, idempotent."""
+        """Kill every cell and the zygote, and refuse all waiting work, in limited time."""
         if not self._closed:
             self._closed = True
             await self._pool.close()
@@ -248,7 +248,7 @@ class Sandbox:
         work.avoided = self._declined.pop(ask.id, "")
         earlier = self._proposers.pop(ask.id, None)
         if earlier is not None:
-            earlier.settle(ask.id)  # Another cell may evaluate it this time.
+            earlier.settle(ask.id)  # Another cell may evaluate the request this time.
         self._works[ask.id, consult.consultation] = work
         refusal = self._submit(work)
         if refusal is not None:
@@ -378,17 +378,19 @@ class Sandbox:
     async def check(self, code: PolicyCode, samples: Sequence[Sample] = ()) -> CheckResult:
         """Compile, import and construct a policy in a new cell; report its faults.
 
-        The caller holds a turn.
+        The caller holds a turn of `uploads` or `rechecks`.
 
         Args:
             code: The policy, which need not be registered.
-            samples: Evaluations to make once it is loaded.
+            samples: Evaluations to make once the policy is loaded.
 
         Returns:
-            The findings, none if it may be registered, and then the outcomes of the samples.
+            The findings, none if the policy may be registered, and then the outcomes of the
+            samples.
 
         Raises:
-            PolicyFault: No cell could be started for the check, or two were killed (UNAVAILABLE).
+            PolicyFault: No cell could be started for the check, or two cells were killed
+                (UNAVAILABLE).
         """
         try:
             return await check_once(self._pool, code, samples)
@@ -412,7 +414,7 @@ class Sandbox:
     async def manage_and_tell(
         self, code: PolicyCode, tenant: Tenant, action: str, data: JsonValue
     ) -> tuple[JsonValue, bytes]:
-        """As `manage`; return also the settings and parameters that it changed, as JSON text."""
+        """Run `manage`; also return the settings and parameters that it changed, as JSON text."""
         if code.guard is not None:
             data = code.guard.command(action, data)
         work = Work("manage", code, tenant, action=action, data=data)
@@ -464,7 +466,7 @@ class Sandbox:
             raise PolicyFault(refusal) from error
         snapshot = None if fleet is None else msgspec.msgpack.encode(fleet.snapshot())
         if len(packed) + len(overriding) > INPUT_BYTES_MAX:
-            reason = f"the policy's input has {len(packed) + len(overriding)} bytes; give it less"
+            reason = f"the policy's input has {len(packed) + len(overriding)} bytes; give less"
             expected = f"at most {INPUT_BYTES_MAX} bytes"
             raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
         work = Work("apply", code, tenant)
@@ -489,7 +491,7 @@ class Sandbox:
 
         Args:
             ref: The version.
-            tenant: The tenant whose requests printed it; that of other tenants is hidden.
+            tenant: The tenant whose requests printed the text; text of other tenants is hidden.
 
         Returns:
             Text by occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
@@ -551,7 +553,7 @@ async def check_once(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]
     """Check a policy once; see `sandbox.host.sandbox.Sandbox.check`.
 
     Raises:
-        PolicyFault: No cell could be started, or it was killed from outside (UNAVAILABLE).
+        PolicyFault: No cell could be started, or the cell was killed from outside (UNAVAILABLE).
     """
     try:
         cell = await pool.spawner.blank()

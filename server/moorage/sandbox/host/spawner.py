@@ -1,6 +1,7 @@
 """Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
 
-Used by `pool`. A cell leaves here jailed and empty; this module does not know its later use.
+`pool` uses this module. A cell leaves here jailed and empty; this module does not know its later
+use.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ END_REPORT_SECONDS_MAX: Final = 2.0
 """How long a failed head waits for the zygote to report the cell's cause of death; without free
 memory, this is slow."""
 PAUSE_SECONDS_MIN: Final = 0.1
-"""Pause before the second zygote in a row; it doubles before each further one, since a zygote that
+"""Pause before a second zygote in a row; it doubles before each further zygote, since a zygote that
 cannot run costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
@@ -59,10 +60,10 @@ class Source(Protocol):
 
 
 class Spawner:
-    """Makes blank cells.
+    """Makes jailed cells without a policy, and tells how they end.
 
     Args:
-        limits: All bounds.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
         make: Wraps a spawned process as a cell of the pool.
         restarted: Called when a dead zygote was replaced.
@@ -125,7 +126,7 @@ class Spawner:
         self._up.set()
 
     async def close(self) -> None:
-        """Kill every cell and the zygote. Bounded."""
+        """Kill every cell and the zygote, in limited time."""
         self._closing = True
         self._up.set()
         for task in list(self._tasks):
@@ -216,7 +217,7 @@ class Spawner:
         except SpawnError:
             if self._closing or not zygote.ended():
                 raise
-        # It died with its zygote; the next cell may live.
+        # The cell died with its zygote; the next cell may live.
         return await self._spawn_cell(await self._running())
 
     async def _running(self) -> Source:

@@ -1,11 +1,11 @@
-"""Chooses where the next cell of a policy runs: here or on a worker. Only `pool` uses it.
+"""Chooses where the next cell of a policy runs: here or on a worker; only `pool` asks.
 
-While workers are up, cells run on them. This machine runs only cells that no worker can have: for
-work that failed on a worker, for shadows, and for policies without a cell while all workers are
-full of busy ones.
+While workers are up, cells run on the workers. This machine runs only cells that no worker can
+have: for work that failed on a worker, for shadows, and for policies without a cell while all
+workers are full of busy ones.
 
 No tenant gets all cells: each may have three quarters of the cells that are not busy with other
-tenants' work. A cell that other tenants used recently is only ended for a tenant that has few.
+tenants' work. A cell that other tenants used recently is only ended for a tenant with few cells.
 """
 
 import math
@@ -36,7 +36,7 @@ class CellSupply:
     """Chooses where cells run, and ends an idle cell first if there is no room.
 
     Args:
-        limits: All bounds.
+        limits: All limits of the sandbox.
         workers: Other machines that run cells; None: there are none.
         groups: All groups, the least recently used first.
         group_of: The group of each cell with a policy.
@@ -68,14 +68,14 @@ class CellSupply:
         if worker is None and self._end_idle(self._elsewhere(avoided), work, held, now):
             worker = self._workers.choose(avoided)
         if worker is None and not any(work.may_go_to(cell.worker) for cell in group.cells):
-            return self._here(group, work, held, now)  # It must not wait for other policies.
+            return self._here(group, work, held, now)  # Must not wait for other policies.
         return worker
 
     def shortage(self, tenant: str) -> str:
         """Return why a tenant gets no cell now, as a sentence; "" if it may get one."""
         held, share = self._count_and_share(tenant)
         if held >= max(share, 1):
-            return f"{held} evaluations of your tenant run, the most of one tenant; end some"
+            return f"{held} evaluations of your tenant run, the most that may; end some"
         if self._busy_cells().total() >= self._cells_max:
             return f"all {self._cells_max} cells of this server are busy"
         return ""

@@ -1,4 +1,4 @@
-"""One task of a cell, and the texts of its failures. Used by `channel` and `pool`."""
+"""One task of a cell, and the texts of its failures, for `channel` and `pool`."""
 
 import asyncio
 import os
@@ -87,14 +87,14 @@ class Work(msgspec.Struct, eq=False):
         alone: Whether no other work may wait after it in its cell's pipe, since it is expected to
             take long.
         changes: The settings and parameters that `manage` changed, as JSON.
-        kills: How often its cell was killed from outside while it was the head.
-        hungry: How often such a cell held nearly all memory that it may use.
-        here: Whether it must run on this machine, since a worker failed at it.
-        avoided: The worker that must not get it, since that worker's proposal failed.
-        lost_workers: How often its worker was lost while it was the head of a cell.
+        kills: How often the work's cell was killed from outside while the work was its head.
+        hungry: How often such a killed cell held nearly all memory that it may use.
+        here: Whether the work must run on this machine, since a worker failed at it.
+        avoided: The worker that must not get the work, since that worker's proposal failed.
+        lost_workers: How often the work's worker was lost while the work was the head of a cell.
         snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
             policy's time.
-        spent: Whether a limit on its calls was reached.
+        spent: Whether a limit on the work's calls was reached.
         future: The future that gets the outcome; live consultations have none, since they are
             delivered.
     """
@@ -234,8 +234,8 @@ def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "")
     Args:
         death: The end of the cell.
         ref: The policy.
-        limits: Its limits.
-        doing: Its activity, if it was not an evaluation.
+        limits: All limits of the sandbox.
+        doing: The activity of the cell, if it was not an evaluation.
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:
@@ -262,7 +262,8 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
     """Record that a cell was killed from outside; return why its work is not repeated, or None.
 
     A single kill proves nothing, such as on a machine without free memory: work without effects is
-    repeated once elsewhere. If its cells held nearly all their memory, the policy is at fault.
+    repeated once elsewhere. If the work's cells held nearly all their memory, the policy is at
+    fault.
     """
     repeatable = work.repeatable
     work.calls, work.calls_seconds, work.spent = 0, 0.0, False
@@ -282,7 +283,7 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
             Code.POLICY_MEMORY,
             f"the policy's process was {death.cause} {work.kills} times while it held"
             f" {death.held_mib} MiB, of the {limits.memory_mib} that it may use: this machine has "
-            "less",
+            "less memory",
             expected="a policy that needs less memory, or a machine with more",
             details=details,
         )
@@ -305,7 +306,7 @@ def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
     """Return the refusal of work that waited too long behind other work, or for a cell."""
     if shortage:
         return Refusal(Code.BUSY, f"{ref.uri} got no cell in {seconds:g} s: {shortage}")
-    reason = f"{ref.uri} is too slow for so many requests: this one waited {seconds:g} s for it"
+    reason = f"{ref.uri} is too slow for so many requests: this request waited {seconds:g} s for it"
     return Refusal(Code.BUSY, reason)
 
 
@@ -320,7 +321,7 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
     Args:
         seconds: The deadline.
         code: The policy.
-        doing: The activity that it did not end.
+        doing: The activity that the policy did not end.
         traceback: The cell's traceback, which the policy may have forged.
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"

@@ -1,8 +1,8 @@
 """The daemon's side of a worker: an agent on a node of Ray that forks cells.
 
-Used by `workers`. A cell on a worker is an ordinary `channel.Cell`: it gets the same frames, and
-its messages get the same checks. Of the agent's reports only the grammar is checked, and an agent
-that violates it loses all its cells.
+`workers` uses this module. A cell on a worker is an ordinary `channel.Cell`: it gets the same
+frames, and its messages get the same checks. Of the agent's reports only the grammar is checked,
+and an agent that violates it loses all its cells.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class RemoteProcess:
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
         """Pass bytes of the cell, or the end of its channel, to the `Cell` object."""
         if self.cell is None:
-            self._early.append(message)  # It may arrive together with the report of the fork.
+            self._early.append(message)  # Bytes may come with the report of the fork.
         elif isinstance(message, relay.Closed):
             self.cell.connection_lost(None)
         else:
@@ -102,17 +102,17 @@ class RemoteWorker(Spawner):
     """Makes cells on one node of Ray.
 
     Args:
-        up: The bridge's report of its start.
-        limits: All bounds.
+        up: The bridge's report of the agent's start.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
-        make: As in `Spawner`.
-        counters: As in `Spawner`.
-        send: Sends messages to its agent.
+        make: Wraps a spawned process as a cell; see `Spawner`.
+        counters: Counts spawned cells; see `Spawner`.
+        send: Sends messages to the worker's agent.
 
     Attributes:
         name: Name of this start of the agent.
         node: The node, as shown to people.
-        cells_max: Most cells that it may have.
+        cells_max: Maximum number of cells on the worker.
         last_pong: Number of the latest answered ping.
     """
 

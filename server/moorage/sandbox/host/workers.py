@@ -1,8 +1,8 @@
-"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
+"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster, for `pool`.
 
-The daemon imports no Ray. A separate process, the bridge, connects to Ray and starts an agent on
-each node. The daemon kills the bridge if it hangs and restarts it if it ends. While no worker is
-up, all cells are on this machine.
+The daemon never imports the library `ray`. A separate process, the bridge, connects to Ray and
+starts an agent on each node. The daemon kills the bridge if it hangs and restarts it if it ends.
+While no worker is up, all cells are on this machine.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ WORKER_SILENT_SECONDS_MAX: Final = 5.0
 BRIDGE_SILENT_SECONDS_MAX: Final = 15.0
 """Longest silence of the bridge; after that, it is killed."""
 PAUSE_SECONDS_MIN: Final = 1.0
-"""Pause before an ended bridge is started again; it doubles with each failure in a row."""
+"""Pause before an ended bridge is started again, doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
 """A bridge that ran this long resets the pause before restarts."""
@@ -106,9 +106,9 @@ class Workers:
 
     Args:
         settings: The address of Ray, and the receiver of its reports.
-        limits: All bounds.
+        limits: All limits of the sandbox.
         mode: The sandbox mode: with or without the wall.
-        make: As in `Spawner`.
+        make: Wraps a spawned process as a cell; see `Spawner`.
         changed: Called when a worker is added, so that work need not wait.
         counters: Counts `worker_starts`, `worker_losses` and `bridge_restarts`.
 
@@ -292,7 +292,7 @@ class Workers:
         for body in message.bodies:
             worker = self._workers.get(message.worker)
             if worker is None:
-                return  # It was lost, perhaps because of its last message.
+                return  # The worker was lost, perhaps because of its last message.
             try:
                 worker.take(body)
             except msgspec.MsgspecError as error:

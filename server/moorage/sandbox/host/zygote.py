@@ -1,7 +1,7 @@
 """The host's end of the zygote: starts it, orders cells, and gets reports of their ends.
 
-Used by `pool`. The zygote is exec'd, not forked, with an empty environment, so it shares nothing
-with the server but one SEQPACKET socket.
+`pool` uses this module. The zygote is exec'd, not forked, with an empty environment, so it shares
+nothing with the server but one SEQPACKET socket.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from moorage.sandbox.wire.limits import Limits
 from moorage.sandbox.wire.orders import ORDER, REPORT
 
 START_SECONDS_MAX: Final = 30.0
-"""Longest start until it is ready: numpy alone takes 0.1 s, a cold disk much longer."""
+"""Longest start of a zygote, in seconds: numpy alone takes 0.1 s, a cold disk much longer."""
 SPAWN_SECONDS_MAX: Final = 10.0
 """Longest time from a spawn order to its report."""
 STOP_SECONDS_MAX: Final = 2.0
@@ -50,11 +50,11 @@ _PROGRAM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a cell.
+    """How a cell ended.
 
     Args:
         cause: The cause of death, as a text.
-        innocent: Whether something else than the policy caused it.
+        innocent: Whether something else than the policy caused the death.
         held_mib: The most memory that the cell held, beyond the memory that it started with.
     """
 
@@ -66,14 +66,14 @@ class Death:
 ORPHANED: Final = Death("its parent process, the zygote, died", innocent=True)
 WORKER_LOST: Final = Death("its machine was lost", innocent=True)
 UNKNOWN: Final = Death("it ended", innocent=True)
-"""How it ended is unknown, so no request can be blamed."""
+"""The death of a cell for an unknown cause, so no request can be blamed."""
 _FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
 """Signals that no cell can have sent, even to itself: the filter allows no signals."""
 _SPENT_MS_PER_SECOND: Final = 800
-"""Milliseconds of CPU time, by its accounts, for each second of a limit that the kernel counts in
-ticks."""
+"""Milliseconds of CPU time, by a cell's accounts, for each second of a limit that the kernel counts
+in ticks."""
 
 
 class SpawnError(Exception):
@@ -139,8 +139,8 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Not in its own session: Linux first divides the processor among sessions
-                # (autogroups, sched(7)), so a low priority only counts within a session.
+                # The zygote gets no session of its own: Linux first divides the processor among
+                # sessions (autogroups, sched(7)), so a low priority only counts within a session.
                 process_group=0,
                 cwd="/",
             )
@@ -162,7 +162,7 @@ class Zygote:
         return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
     async def spawn(self) -> LocalProcess:
-        """Order one cell.
+        """Order one cell from the zygote.
 
         Raises:
             SpawnError: The zygote could not fork, is gone or did not answer.
@@ -261,7 +261,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
 
     Args:
         status: The wait status that the zygote collected.
-        held_mib: As in `Death`.
+        held_mib: The most memory that the cell held; see `Death`.
         spent: Whether the cell had used up its CPU time, at which the kernel kills it.
     """
     if not os.WIFSIGNALED(status):

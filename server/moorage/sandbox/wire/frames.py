@@ -1,7 +1,7 @@
 """The messages between host process and cells: length-prefixed msgpack, decoded into typed structs.
 
-Imported by both halves. A frame is a little-endian 32-bit length and that many bytes. The host
-trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
+Both halves import this module. A frame is a little-endian 32-bit length and that many bytes. The
+host trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
 field while it is decoded, values of policies travel as JSON text (which cannot hold an object), and
 each answer must carry the unpredictable nonce of the question at the head of the pipe.
 """
@@ -175,7 +175,7 @@ class Fault(_Frame, tag=18):
 
 
 class PolicyLoaded(_Frame, tag=19):
-    """The policy was loaded, or why not. A cell with faults answers everything with faults."""
+    """The policy was loaded, or why not. A cell with a faulty policy only answers faults."""
 
     faults: tuple[Fault, ...]
     management: bool
@@ -227,7 +227,7 @@ class Call(_Frame, tag=22):
 
 
 class Want(_Frame, tag=23):
-    """The policy reads these documents for the first time. `ahead` is as in `Call`."""
+    """The policy reads these documents for the first time. For `ahead` see `Call`."""
 
     nonce: int
     ids: tuple[str, ...]

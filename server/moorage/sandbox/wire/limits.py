@@ -1,7 +1,7 @@
 """All limits of the sandbox: those that settings can change (`Limits`), and fixed ones.
 
-The host enforces them. The zygote and the cells get them, too, and apply them first, so that an
-honest policy gets a clear error instead of a killed process.
+The host enforces the limits. The zygote and the cells get the limits, too, and apply them first, so
+that an honest policy gets a clear error instead of a killed process.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ KEPT_SHARE_MAX: Final = 0.25
 DECODED_SHARE_MAX: Final = 1 / 64
 """Largest share of a cell's memory for documents decoded at one time, in packed bytes.
 
-As Python's objects they take up to ten times as much."""
+As Python's objects, documents take up to ten times as much."""
 AHEAD_MIN, AHEAD_MAX = 16, 1024
 """Documents that a cell prefetches with one that it needs: first number, and maximum."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 16 << 10, 1 << 20
@@ -79,7 +79,7 @@ class Limits:
 
     Args:
         evaluation_seconds: Wall time of one evaluation at the head of its cell, without the host's
-            own answer time, unless the policy or request sets another; beyond it the cell is
+            own answer time, unless the policy or request sets another; beyond that time the cell is
             killed.
         evaluation_seconds_max: The longest such time that a policy or a request may set.
         load_seconds: Wall time to compile, import and construct a policy.
@@ -88,15 +88,16 @@ class Limits:
         calls_max: Injected-client calls and document fetches of one evaluation that the host
             answers; cached answers do not count. Beyond it the clients report an error.
         calls_per_candidate_max: The same limit per candidate, if that is more.
-        memory_mib: Address space that a cell may use on top of its initial one.
+        memory_mib: Address space that a cell may use on top of its initial address space.
         output_bytes_max: Printed and logged bytes stored of one evaluation.
         cells_max: Living cells; the least recently used idle one makes room.
         cells_per_policy_max: Cells one policy may have while some of them are slow.
         pipeline_max: Consultations in flight to one cell.
         queue_max: Consultations waiting on the host per policy; beyond it the answer is BUSY.
-        queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
+        queue_seconds: How long a consultation may wait on the host; then the answer is BUSY, too.
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
-            saturated machine it then gets next to nothing, so honest policies must stay below it.
+            saturated machine the cell then gets next to nothing, so honest policies must stay below
+            this time.
         circuit_overruns: Evaluations of a policy for one tenant that were stopped at their
             deadline, and are not forgiven yet, at which its circuit opens for that tenant; 0:
             never. By default as many as the failures at which an alias falls back; refusals do not

@@ -61,20 +61,20 @@ class Ping(_Message, tag=4):
 
 
 class Born(_Message, tag=16):
-    """The cell was forked."""
+    """Report that a cell was forked."""
 
     cell: int
 
 
 class Unborn(_Message, tag=17):
-    """The cell could not be forked."""
+    """Report that a cell could not be forked."""
 
     cell: int
     reason: str
 
 
 class CellSaid(_Message, tag=18):
-    """Bytes that the cell wrote, and how many bytes the agent has written to it before."""
+    """Bytes that a cell wrote, and how many bytes the agent has written to the cell before."""
 
     cell: int
     data: bytes
@@ -82,13 +82,13 @@ class CellSaid(_Message, tag=18):
 
 
 class Closed(_Message, tag=19):
-    """The cell closed its channel."""
+    """Report that a cell closed its channel."""
 
     cell: int
 
 
 class CellEnded(_Message, tag=20):
-    """The end of the cell's process; fields as in `sandbox.host.zygote.Death`."""
+    """Report the end of a cell's process; for the fields see `sandbox.host.zygote.Death`."""
 
     cell: int
     cause: str
@@ -120,7 +120,7 @@ class Drop(_Message, tag=33):
 
 
 class WorkerUp(_Message, tag=34):
-    """An agent runs, and its self-test has passed."""
+    """Report that an agent runs, and that its self-test has passed."""
 
     worker: str
     node: str
@@ -130,7 +130,7 @@ class WorkerUp(_Message, tag=34):
 
 
 class WorkerDown(_Message, tag=35):
-    """An agent ended or did not start, and why. `worker` is empty if it was never up."""
+    """Report that an agent ended or did not start, and why; `worker`: empty if it never ran."""
 
     worker: str
     node: str
@@ -138,7 +138,7 @@ class WorkerDown(_Message, tag=35):
 
 
 class Unreachable(_Message, tag=36):
-    """Ray cannot be reached; the bridge ends."""
+    """Report that Ray cannot be reached; the bridge then ends."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """The agent: an actor on a node of Ray that forks cells there, and carries their messages.
 
-`bridge` starts one on each node. Like the daemon, it serves only once its own attacks on the jail
-have failed. The agent does not read the messages that it carries.
+`bridge` starts an agent on each node. Like the daemon, it serves only once its own attacks on the
+jail have failed. The agent does not read the messages that it carries.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class _NoServices:
 
 
 class _Channel(asyncio.Protocol):
-    """The channel of one cell."""
+    """The agent's end of the channel of one cell."""
 
     def __init__(self, agent: "Agent", number: int, process: LocalProcess) -> None:
         self.process = process

@@ -1,8 +1,8 @@
 """The bridge: a process of the daemon that speaks to Ray, and starts an agent on each of its nodes.
 
-`sandbox.host.workers` starts it with one end of a socket. It ends when that closes, and all agents
-with it: they are actors of its job. If Ray cannot be reached or is lost, the bridge reports that
-and ends, and the daemon starts another one.
+`sandbox.host.workers` starts the bridge with one end of a socket. The bridge ends when the socket
+closes, and so do all agents, which are actors of its job. If Ray cannot be reached or is lost, the
+bridge reports that and ends, and the daemon starts another one.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ CONNECT_SECONDS_MAX: Final = 60.0
 NODES_SECONDS: Final = 2.0
 """Seconds between two checks of Ray's nodes."""
 START_SECONDS_MAX: Final = 60.0
-"""From ordering an agent to its passed self-test; Ray may have to wait for free processors."""
+"""Longest time from the order of an agent to its passed self-test; Ray may lack free processors."""
 LOST_PAUSE_SECONDS: Final = 3.0
-"""Pause before another agent is started on a node where one was lost."""
+"""Pause before another agent is started on a node where an agent was lost."""
 REFUSED_PAUSE_SECONDS: Final = 60.0
-"""The same on a node where none could start, or may run policies."""
+"""Pause on a node where no agent could start, or none may run policies."""
 STOP_SECONDS_MAX: Final = 3.0
 """Longest time to disconnect from Ray, in seconds."""
 
@@ -47,7 +47,7 @@ class Bridge:
         self._agents: dict[str, _RunningAgent] = {}
         """Agents by the worker's name."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Tasks by the node's id."""
+        """The task that keeps an agent running, by the node's id."""
         self._started = 0
 
     def say(self, message: relay.FromBridge) -> None:
@@ -100,7 +100,7 @@ class Bridge:
         return min(cores, self._settings.cells) if node["Alive"] else 0
 
     async def _keep(self, node_id: str, node: JsonMapping, cells: int) -> None:
-        """Run an agent on a node until the agent is lost; then start none there for a while."""
+        """Run an agent on a node until the agent is lost; then start no agent there for a while."""
         self._started += 1
         place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"
         agent = _RunningAgent(f"{self._started}/{node_id[:8]}")
@@ -132,7 +132,7 @@ class Bridge:
 
 
 class _RunningAgent:
-    """The actor of one node."""
+    """The agent of one node, as an actor of Ray."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -141,7 +141,7 @@ class _RunningAgent:
         self._dropped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self, node_id: str, cells: int, settings: relay.AgentSettings) -> relay.Report:
-        """Start it on a node, with a processor for each of its cells."""
+        """Start the agent on a node, with a processor for each cell."""
         self._actor = (
             ray.remote(Agent)
             .options(

@@ -13,7 +13,7 @@ SQL: Final = read_statements(Path(__file__).with_name("audit.sql"))
 
 
 class PostgresAudit(SharedTable):
-    """Implements `storage.base.AuditRows` in PostgreSQL. The interface has the contract."""
+    """The audit log in PostgreSQL; implements `storage.base.AuditRows`."""
 
     counter = "audit"
 

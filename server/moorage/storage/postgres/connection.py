@@ -43,7 +43,7 @@ def place_of(address: str) -> str:
     """Return the name of a database for messages, without a password.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     parts = _parts(address)
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
@@ -57,7 +57,7 @@ def _parts(address: str) -> dict[str, Any]:
     authority, _, rest = address.partition("://")[2].partition("/")
     try:
         parts: dict[str, Any] = conninfo_to_dict(address)
-        # Otherwise `@` or `/` ends a password early, and the rest counts as host or database.
+        # Unless escaped, `@` or `/` ends a password early, and the rest counts as host or database.
         readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
         if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
             return parts
@@ -73,7 +73,7 @@ def has_password(address: str) -> bool:
     """Return whether a database address contains a password.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     return any("password" in name for name in _parts(address))
 
@@ -82,7 +82,7 @@ def without_password(address: str) -> str:
     """Return a database address for PostgreSQL's own programs, without its passwords.
 
     Raises:
-        StorageError: The address is not one of a database.
+        StorageError: The text is not the address of a database.
     """
     parts = _parts(address)
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
@@ -142,8 +142,8 @@ def translate_errors(place: str) -> Iterator[None]:
 def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
     """Convert one error of PostgreSQL into this package's error."""
     return StorageFailed(
-        f"{place} failed: {_words(error)}. Make sure that it runs and has free space, then start "
-        "again: acknowledged changes are safe."
+        f"{place} failed: {_words(error)}. Make sure that the database runs and has free space, "
+        "then start again: acknowledged changes are safe."
     )
 
 

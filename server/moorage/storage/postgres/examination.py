@@ -46,7 +46,7 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
             findings.append(DoctorFinding(f"storage: {name}", "missing", reason))
     standbys = settings["synchronous_standby_names"]
     if settings["synchronous_commit"] in _LOSES and standbys:
-        reason = f"it is {settings['synchronous_commit']}: commits do not wait for a standby"
+        reason = f"the setting is {settings['synchronous_commit']}: commits wait for no standby"
         findings.append(DoctorFinding("storage: synchronous_commit", "missing", reason))
     if not standbys:
         reason = (
@@ -55,7 +55,7 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
         findings.append(DoctorFinding("storage: standby", "missing", reason))
     apart = abs(float(clock[0]) - began)
     if apart > CLOCK_SECONDS_MAX:
-        reason = f"its clock and this machine's are {apart:.1f} s apart"
+        reason = f"the database's clock and this machine's are {apart:.1f} s apart"
         findings.append(DoctorFinding("storage: clock", "missing", reason))
     return findings
 

@@ -34,7 +34,7 @@ SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
 
 class PostgresFactTables:
-    """Implements `storage.base.Facts` on one connection."""
+    """The tables of a ledger, on one connection; implements `storage.base.Facts`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -118,7 +118,7 @@ class PostgresFactTables:
 
 
 class PostgresFacts:
-    """Implements `storage.base.FactStore` in PostgreSQL. The interface has the contract."""
+    """The facts of a ledger in PostgreSQL; implements `storage.base.FactStore`."""
 
     is_local = False
 
@@ -158,7 +158,7 @@ class PostgresFacts:
         with self._reading, translate_errors(self.place):
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
-            if self._reader.closed:  # The database ended this session; the next one may work.
+            if self._reader.closed:  # The database ended this session; the next session may work.
                 self._reader = self._leadership.open("reader")
             with self._reader.transaction():
                 self._reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

@@ -37,7 +37,7 @@ SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """The format of the tables, and the steps from older formats."""
 LOCK_SECONDS_MAX: Final = 5.0
-"""Maximum seconds for which a starting server waits for the lock; a killed server's is free in one.
+"""Maximum seconds for which a starting server waits for the lock; a killed server frees it in one.
 """
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
@@ -110,8 +110,8 @@ class Leadership:
         if notice.severity_nonlocalized == "WARNING":
             self.fail(
                 f"{self.place} warned at a commit: {notice.message_primary}. Whether the commit "
-                "survives the loss of that machine is unknown. Start again: acknowledged changes "
-                "are safe."
+                "survives the loss of the database's machine is unknown. Start again: acknowledged "
+                "changes are safe."
             )
 
     def take(self) -> None:
@@ -186,7 +186,7 @@ class Leadership:
     def beat(self) -> bool:
         with self._guard:
             if self._connection is None:
-                raise Deposed(f"another server leads on {self.place}: this one has resigned.")
+                raise Deposed(f"another server leads on {self.place}: this server has resigned.")
             try:
                 row = self._connection.execute(SQL["beat"], (self.epoch,)).fetchone()
                 others = self._connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchone()
@@ -198,7 +198,7 @@ class Leadership:
         return bool(row[0])
 
     def announce(self) -> None:
-        with self._guard, contextlib.suppress(psycopg.Error):  # The standbys then learn it later.
+        with self._guard, contextlib.suppress(psycopg.Error):  # Standbys learn it later.
             if self._connection is not None:
                 self._connection.execute(SQL["announce"], (str(self.epoch),))
 
@@ -211,7 +211,7 @@ class Leadership:
                 self._connection.close()
                 self._connection = None
             elif self._waiting is not None:
-                with contextlib.suppress(psycopg.Error):  # It then expires soon.
+                with contextlib.suppress(psycopg.Error):  # The heartbeat then expires soon.
                     self._waiting.execute(SQL["sit_down"], (self._name,))
             self._leave()
 
@@ -266,8 +266,8 @@ class Leadership:
         """Record a takeover by another server, and return the error for it."""
         self.is_deposed = True
         return Deposed(
-            f"another server has written to {self.place} since (this one had epoch {self.epoch}): "
-            "no more changes of this one are stored."
+            f"another server has written to {self.place} since this server's epoch {self.epoch}: "
+            "no more changes of this server are stored."
         )
 
     def _take(self, connection: Connection) -> None:
@@ -286,8 +286,9 @@ class Leadership:
         try:
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
-                # Waits for a running commit of the former server; its later ones find this epoch.
-                # A former server that was stopped in a transaction would lock the row for long.
+                # Waits for a running commit of the former server; its later commits find this
+                # epoch. A former server that was stopped in a transaction would lock the row for
+                # long.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     self.epoch = int(_first(connection, "take_epoch"))
                     return
@@ -309,12 +310,12 @@ class Leadership:
             self.place,
             number,
             f"{self.place} is in use by {process} ({where}), since {since}: one server writes at a "
-            "time. Stop that one, or name another database.",
+            "time. Stop that process, or name another database.",
         )
 
 
 def leader_of(connection: Connection) -> Leader | None:
-    """Return the server that leads; None if none leads, or the leader sends no heartbeats."""
+    """Return the server that leads; None if no server leads, or it sends no heartbeats."""
     try:
         row = connection.execute(SQL["leader"]).fetchone()
     except psycopg.errors.UndefinedTable:  # The first server is creating the tables.
@@ -326,7 +327,7 @@ def leader_of(connection: Connection) -> Leader | None:
 
 
 def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
-    """Return the server that leads, and those that stand by.
+    """Return the server that leads, and the servers that stand by.
 
     Raises:
         StorageError: The database cannot be read.
@@ -373,18 +374,18 @@ def check_server(connection: Connection, place: str) -> None:
         )
     if encoding != "UTF8":
         raise StorageError(
-            f"{place} has the encoding {encoding}. Make another one with ENCODING 'UTF8'."
+            f"{place} has the encoding {encoding}. Make another database with ENCODING 'UTF8'."
         )
 
 
 def make_tables(connection: Connection, place: str) -> bool:
-    """Create the tables if they are missing, and upgrade older ones.
+    """Create the tables if they are missing, and upgrade older tables.
 
     Returns:
         Whether anything was changed.
 
     Raises:
-        StorageError: This role may not create tables, or a newer release created them.
+        StorageError: This role may not create tables, or a newer release created the tables.
     """
     try:
         with connection.transaction():

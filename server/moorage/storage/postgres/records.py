@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class PostgresRecordTable:
-    """Implements `storage.base.RecordTable` on one connection."""
+    """The records of a catalog, on one connection; implements `storage.base.RecordTable`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -80,7 +80,7 @@ def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> Reco
 
 
 class PostgresRecords:
-    """Implements `storage.base.RecordStore` in PostgreSQL. The interface has the contract."""
+    """The records of a catalog in PostgreSQL; implements `storage.base.RecordStore`."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

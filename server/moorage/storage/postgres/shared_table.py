@@ -81,7 +81,7 @@ class SharedTable:
         """Yield the connection in a write transaction; transactions run one after another.
 
         Raises:
-            StorageError: As for `connection`; nothing was changed.
+            StorageError: The database cannot be read or written; nothing was changed.
         """
         with self.connection() as connection, connection.transaction():
             self._version = (0.0, 0)
@@ -106,7 +106,7 @@ class SharedTable:
 
 
 class PostgresTokens(SharedTable):
-    """Implements `storage.base.TokenRows` in PostgreSQL. The interface has the contract."""
+    """The named tokens in PostgreSQL; implements `storage.base.TokenRows`."""
 
     counter = "tokens"
 
@@ -127,7 +127,7 @@ class PostgresTokens(SharedTable):
 
 
 class PostgresLogins(SharedTable):
-    """Implements `storage.base.LoginRows` in PostgreSQL. The interface has the contract."""
+    """The logins to the console in PostgreSQL; implements `storage.base.LoginRows`."""
 
     counter = "logins"
 
@@ -147,7 +147,7 @@ class PostgresLogins(SharedTable):
 
 
 class PostgresAgents(SharedTable):
-    """Implements `storage.base.AgentRows` in PostgreSQL. The interface has the contract."""
+    """The agents and joining tokens in PostgreSQL; implements `storage.base.AgentRows`."""
 
     counter = "agents"
 

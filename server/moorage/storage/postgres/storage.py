@@ -84,7 +84,7 @@ class _Reader:
 
 
 class PostgresFollowedFacts(_Reader):
-    """Implements `storage.base.FollowedFacts` in PostgreSQL. The interface has the contract."""
+    """The ledger of another server, for reading; implements `storage.base.FollowedFacts`."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "follower")
@@ -102,7 +102,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """Reads a `storage.base.RecordStore` of another server. The interface has the contract."""
+    """The catalog of another server, for reading; implements `storage.base.RecordStore`."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")
@@ -122,7 +122,7 @@ class PostgresFollowedRecords(_Reader):
 
 
 class PostgresStorage:
-    """Implements `storage.base.Storage` in PostgreSQL. The interface has the contract."""
+    """The data of a server in a PostgreSQL database; implements `storage.base.Storage`."""
 
     def __init__(self, address: str) -> None:
         self._address = address

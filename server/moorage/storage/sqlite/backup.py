@@ -51,7 +51,7 @@ def stage(target: Path) -> Iterator[Path]:
         OSError: A file cannot be written.
     """
     if is_filled(target):
-        raise StorageError(f"{target} is not empty. Give a new folder, or an empty one.")
+        raise StorageError(f"The folder {target} is not empty. Give a new or an empty folder.")
     new = target.with_name(target.name + ".new")
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

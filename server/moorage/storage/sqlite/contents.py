@@ -1,4 +1,4 @@
-"""Reads a whole data folder while no server uses it, and fills one from another storage."""
+"""Reads a whole data folder while no server uses it, and fills a folder from another storage."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The tables of a ledger in a SQLite file. `storage.sqlite.facts` and `ledger.walk` use them."""
+"""The tables of a ledger in a SQLite file, for `storage.sqlite.facts` and `ledger.walk`."""
 
 import sqlite3
 import zlib
@@ -30,7 +30,7 @@ class ForeignDatabaseError(StorageError):
 
 
 class FactTables:
-    """`storage.base.Facts`, and the extra calls for a damaged file."""
+    """The tables of a ledger in a file, even if damaged; implements `storage.base.Facts`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -57,7 +57,7 @@ class FactTables:
         return False
 
     def format(self) -> int | None:
-        """Return the version of the tables; None if the file has none."""
+        """Return the version of the tables; None if the file has no tables."""
         row = self._execute(SQL["format"]).fetchone()
         return None if row is None else row[0]
 
@@ -96,7 +96,7 @@ class FactTables:
         self._connection.executemany(SQL["insert_lost"], [(*run, at) for run in runs])
 
     def insert(self, rows: Sequence[FactRow]) -> None:
-        """Add facts.
+        """Add facts to the ledger.
 
         One statement adds all facts: each statement releases the interpreter lock, and waits up to
         5 ms until the event loop releases the lock again. Measured beside a busy loop, 100 facts
@@ -185,7 +185,7 @@ def connect_to_write(path: Path, place: str) -> sqlite3.Connection:
     """Open the file for writing, and create the tables in a new file.
 
     Raises:
-        StorageError: Another release made the file, it is not a ledger, or the disk is unfit.
+        StorageError: Another release made the file, the file is not a ledger, or the disk is unfit.
         sqlite3.Error: The file is damaged, or is not a database.
     """
     connection = connect(path)

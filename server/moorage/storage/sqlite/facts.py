@@ -40,7 +40,7 @@ LABEL: Final = "ledger"
 
 
 def place_of(path: Path) -> str:
-    """Name a ledger file for messages."""
+    """Return the name of a ledger file for messages."""
     return f"the ledger {path}"
 
 
@@ -59,7 +59,7 @@ class _Writing(NamedTuple):
 
 
 class SqliteFacts:
-    """Implements `storage.base.FactStore` on a file. The interface has the contract.
+    """The facts of a ledger in a file; implements `storage.base.FactStore`.
 
     Args:
         path: The database file; a missing file and its directory are created. Only the owner can
@@ -247,7 +247,7 @@ def is_ledger(file: Path) -> bool:
 
 @contextlib.contextmanager
 def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
-    """Read as `looking`, and also read the log after the damaged place.
+    """Read a ledger as `looking` does, but also read its log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -264,7 +264,7 @@ def look(ledger: Path) -> Found:
     """Return a ledger's mark if the ledger has all facts up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Facts are missing, or no mark says how many there were.
+        StorageCorrupt: Facts are missing, or no mark has the number of facts.
         StorageError: The file is not a ledger of this release.
         sqlite3.Error: SQLite cannot read it.
     """
@@ -281,8 +281,8 @@ def look(ledger: Path) -> Found:
         if new and not found.exists and (given := read_mark(fencing_path(ledger), FENCING).first):
             raise StorageCorrupt(
                 place,
-                f"it is empty and {mark_path(ledger).name} is missing, and fencing numbers up to "
-                f"{given} were used or reserved",
+                f"the file is empty and {mark_path(ledger).name} is missing, and fencing numbers "
+                f"up to {given} were used or reserved",
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second old; so damage in the log is looked for, too.
@@ -303,7 +303,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
         return tables.is_new(place_of(ledger))
     except ForeignDatabaseError as no:
         if found.known:
-            raise StorageCorrupt(place_of(ledger), "it lacks the mark of a ledger") from no
+            raise StorageCorrupt(place_of(ledger), "the file lacks the mark of a ledger") from no
         raise
 
 

@@ -1,4 +1,4 @@
-"""Fencing numbers, reserved in blocks in a separate file, so that none repeats after a loss.
+"""Reserves fencing numbers in a separate file, so that none repeats even after facts were lost.
 
 Users see a number only after its grant is durable, and `SqliteFacts` reserves numbers before it
 commits. So every number that a user ever saw is at most the number in this file.
@@ -22,7 +22,7 @@ class Fencing:
     """The reserved numbers of an open ledger, for one thread at a time.
 
     Attributes:
-        found: The file's contents before it was opened.
+        found: The contents of the file when it was opened.
 
     Raises:
         OSError: The file cannot be read or written.

@@ -34,15 +34,15 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
         values: Whether errors of reading values of a wrong type are converted, too.
 
     Raises:
-        StorageCorrupt: The file is damaged, or is not a database.
-        StorageFailed: Anything else: full disk, I/O error, a foreign lock.
+        StorageCorrupt: The database file is damaged, or is not a database.
+        StorageFailed: The disk is full or has an I/O error, another program has a lock, and so on.
     """
     try:
         yield
     except (TypeError, ValueError) as no:
         if not values:
             raise
-        raise StorageCorrupt(place, f"it has contents that were never written ({no})") from no
+        raise StorageCorrupt(place, f"the file has contents that no server wrote: {no}") from no
     except (sqlite3.Error, OSError) as no:
         code = getattr(no, "sqlite_errorcode", None)
         # The module, not SQLite, finds text that is not UTF-8; its error has no code.
@@ -99,10 +99,10 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
 
 
 def keep_log(connection: sqlite3.Connection, place: str) -> None:
-    """Switch on the write-ahead log.
+    """Switch on the write-ahead log of a database.
 
     Raises:
-        StorageError: The file cannot have one.
+        StorageError: The file cannot have a write-ahead log.
     """
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":

@@ -1,10 +1,10 @@
-"""The single-writer lock of a ledger that lives in files. `SqliteFacts` takes it.
+"""The single-writer lock of a ledger in files, which `SqliteFacts` takes.
 
 The lock is a `flock` on a file beside the database: the kernel releases it when the process ends,
 even by a kill. SQLite's own locks last only for one transaction. The descriptor is close-on-exec,
 so that no program started by the server keeps the lock. The server never deletes the file:
-otherwise two processes could each lock a file of their own. If a user deletes it, the lock on the
-database itself still holds.
+otherwise two processes could each lock a file of their own. If a user deletes the file, the lock on
+the database itself still holds.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class WriterLock:
         """Take the lock without waiting, and write this process's id to the file.
 
         Raises:
-            StorageLocked: Another process (or another ledger of this one) has it.
+            StorageLocked: Another process, or another ledger of this process, has the lock.
             StorageError: The file cannot be created.
         """
         flags = os.O_RDWR | os.O_CLOEXEC
@@ -45,7 +45,7 @@ class WriterLock:
                 "directory that this user may write to."
             ) from no
         self._lock(descriptor)
-        # Closing the file would drop SQLite's locks on it in this process, so it stays open.
+        # Closing the file would drop SQLite's locks on it in this process, so the file stays open.
         with contextlib.suppress(FileNotFoundError):
             self._lock(os.open(self._ledger, flags))
         os.ftruncate(descriptor, 0)

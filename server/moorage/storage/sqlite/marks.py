@@ -22,7 +22,7 @@ RESERVE_BYTES: Final = 16 << 20
 """Disk space in reserve for some ten thousand releases and renewals on a full disk."""
 LOW_BYTES: Final = 256 << 10
 """Free space below which the disk counts as full, before a write fails. So an idle server notices
-it, too, if other programs fill the disk."""
+when other programs fill the disk."""
 ENOUGH_BYTES: Final = 1 << 20
 """Free space from which the disk no longer counts as full."""
 REFILL_SECONDS: Final = 2.0
@@ -113,7 +113,7 @@ class DurableMark:
             raise
 
     def write(self, first: int, second: int) -> None:
-        """Replace the older copy by new numbers. Only after `sync` do they survive a power cut."""
+        """Replace the older copy by new numbers. They survive a power cut only after `sync`."""
         self._writes += 1
         record = _RECORD.pack(self._label, self._writes, first, second)
         slot = record + _SUM.pack(zlib.crc32(record))
@@ -152,7 +152,7 @@ class Reserve:
     """Disk space in reserve: on a full disk, granted leases can still end.
 
     Args:
-        path: File that occupies the reserved space; it is deleted when the disk is full.
+        path: File that occupies the reserved space; the file is deleted when the disk is full.
 
     Attributes:
         spent: Whether the space was freed, or the disk has no room for it.
@@ -170,7 +170,7 @@ class Reserve:
         return self.spent or self._low
 
     def spend(self) -> bool:
-        """Free the reserved space; return whether there was any."""
+        """Free the reserved space; return whether space was reserved."""
         if self.spent:
             return False
         self.close()

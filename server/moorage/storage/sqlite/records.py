@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def place_of(path: Path) -> str:
-    """Name a catalog's file for messages."""
+    """Return the name of a catalog's file for messages."""
     return f"the catalog {path}"
 
 
@@ -54,7 +54,7 @@ def mark_path(path: Path) -> Path:
 
 
 class RecordTables:
-    """`storage.base.RecordTable`, and the extra calls for a damaged file."""
+    """The records in a catalog's file, even if damaged; implements `storage.base.RecordTable`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -142,7 +142,7 @@ class RecordTables:
 
 
 class SqliteRecords:
-    """Implements `storage.base.RecordStore` on a file. The interface has the contract.
+    """The records of a catalog in a file; implements `storage.base.RecordStore`.
 
     Args:
         path: The file; a missing file is created, a missing folder is not.
@@ -167,8 +167,8 @@ class SqliteRecords:
             )
         except OSError as error:
             raise StorageError(
-                f"{self.place} cannot be opened: {error}; the data directory must be one that this "
-                "user may write to"
+                f"{self.place} cannot be opened: {error}; the data directory must be a folder "
+                "that this user may write to"
             ) from error
         with contextlib.ExitStack() as opened, translate_errors(self.place):
             opened.callback(mark.close)
@@ -254,7 +254,7 @@ def looking(path: Path) -> Iterator[RecordTables]:
 
 @contextlib.contextmanager
 def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
-    """Read as `looking`, and also read the log after the damaged place.
+    """Read a catalog as `looking` does, but also read its log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -271,7 +271,7 @@ def look(path: Path) -> Found:
     """Return a catalog's mark if the catalog has all changes up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Changes are missing, or no mark says how many there were.
+        StorageCorrupt: Changes are missing, or no mark has the number of changes.
         StorageError: Another release wrote the catalog.
         sqlite3.Error: The file cannot be read.
     """
@@ -280,7 +280,7 @@ def look(path: Path) -> Found:
         version = tables.refuse_format(place)
         changes = tables.commits() if version else 0
     if (found.exists or version) and not found.known:
-        finding = f"{found.doubt}, and the number of its changes is stored nowhere else"
+        finding = f"{found.doubt}, and the number of the catalog's changes is stored nowhere else"
         raise StorageCorrupt(place, finding)
     if changes < found.first:
         raise StorageCorrupt(

@@ -27,8 +27,8 @@ class _Frame(NamedTuple):
 
     Args:
         page: Number of the page that the frame has.
-        pages: Number of the database's pages after the commit that this frame ends; 0: it ends
-            none.
+        pages: Number of the database's pages after the commit that this frame ends; 0: it ends no
+            commit.
         whole: Whether the frame is undamaged.
     """
 

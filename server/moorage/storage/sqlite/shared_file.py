@@ -86,7 +86,7 @@ class SharedFile:
         """Yield the connection in a write transaction.
 
         Raises:
-            StorageError: As for `connection`; nothing was changed.
+            StorageError: The file cannot be read or written, or was deleted; nothing was changed.
         """
         with self.connection() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -116,7 +116,7 @@ class SharedFile:
         """Create the table if it is missing; refuse the file of a newer release."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _FORMAT:
-            reason = f"format {version} is of a newer release; this one reads up to {_FORMAT}"
+            reason = f"format {version} is of a newer release; this release reads up to {_FORMAT}"
             raise sqlite3.DatabaseError(reason)
         connection.execute("PRAGMA synchronous = FULL")
         if not version:
@@ -125,7 +125,7 @@ class SharedFile:
 
 
 class SqliteTokens(SharedFile):
-    """Implements `storage.base.TokenRows` in a file. The interface has the contract."""
+    """The named tokens in a file; implements `storage.base.TokenRows`."""
 
     schema = TOKENS_SQL["schema"]
 
@@ -148,7 +148,7 @@ class SqliteTokens(SharedFile):
 
 
 class SqliteLogins(SharedFile):
-    """Implements `storage.base.LoginRows` in a file. The interface has the contract."""
+    """The logins to the console in a file; implements `storage.base.LoginRows`."""
 
     schema = LOGINS_SQL["schema"]
 
@@ -167,7 +167,7 @@ class SqliteLogins(SharedFile):
 
 
 class SqliteAgents(SharedFile):
-    """Implements `storage.base.AgentRows` in a file. The interface has the contract."""
+    """The agents and joining tokens in a file; implements `storage.base.AgentRows`."""
 
     schema = AGENTS_SQL["schema"]
 

@@ -20,7 +20,7 @@ from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins, Sqlit
 
 
 class SqliteStorage:
-    """Implements `storage.base.Storage` in a folder. The interface has the contract.
+    """The data of a server in a folder; implements `storage.base.Storage`.
 
     Args:
         folder: The data folder, which exists.
@@ -48,13 +48,13 @@ class SqliteStorage:
         return
 
     def election(self) -> None:
-        """See `Storage.election`: one process has the lock of the files."""
+        """Return None: one process has the lock of the files; see `Storage.election`."""
 
     def followed(self) -> None:
-        """See `Storage.followed`."""
+        """Return None: no other server reads the folder; see `Storage.followed`."""
 
     def names(self) -> None:
-        """See `Storage.names`."""
+        """Return None: no other server uses the folder; see `Storage.names`."""
 
     def has_records(self) -> bool:
         return (self._folder / CATALOG_FILE).exists()
