@@ -76,6 +76,43 @@ def test_a_backup_without_facts_names_no_time(tmp_path: Path, data: Path) -> Non
     assert "1970" not in done.stdout
 
 
+def test_an_unfinished_copy_is_not_used_as_a_data_folder(tmp_path: Path, data: Path) -> None:
+    with daemon(data):
+        pass
+    killed, target = tmp_path / "copy.new", tmp_path / "copy"
+    shutil.copytree(data, killed, ignore=shutil.ignore_patterns("audit", "local"))
+    (killed / "unfinished").touch()  # As a kill of the copying command leaves the folder.
+    for folder in (killed, target):  # The target would be empty, though a copy to it has begun.
+        done = ran(*serve_command(folder))
+        assert (done.returncode, f"{killed} is an unfinished copy" in done.stderr) == (3, True)
+    for words in (
+        ("backup", tmp_path / "other", "--data", killed),
+        ("restore", killed, "--data", tmp_path / "other"),
+        ("ledger", "verify", "--data", killed),
+        ("token", "list", "--data", killed),
+    ):
+        done = invoke(*words)
+        assert done.returncode != 0, words
+        assert f"{killed} is an unfinished copy" in done.stderr, words
+    assert not (tmp_path / "other").exists()
+    (killed / "local").mkdir()
+    done = invoke("backup", target, "--data", data)
+    assert (done.returncode, f"{killed} is in the way" in done.stderr) == (1, True)
+    (killed / "local").rmdir()
+    assert invoke("backup", target, "--data", data).returncode == 0
+    assert invoke("ledger", "verify", "--data", target).returncode == 0
+    assert not killed.exists()
+
+
+def test_a_mount_point_cannot_become_a_copy(disk: Path, data: Path) -> None:
+    with daemon(data):
+        pass
+    for words in (("backup", disk, "--data", data), ("restore", data, "--data", disk)):
+        done = invoke(*words)
+        assert done.returncode == 1
+        assert f"{disk} is a mount point, which no folder can replace" in done.stderr
+
+
 def test_a_copy_inside_its_source_is_refused(tmp_path: Path, data: Path) -> None:
     with daemon(data):
         pass

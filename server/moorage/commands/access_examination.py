@@ -169,8 +169,8 @@ def _owners(folder: Path) -> list[DoctorFinding]:
     others = f" and {len(names) - _FILES_SHOWN} more" if len(names) > _FILES_SHOWN else ""
     give = shlex.join(["chown", "-R", name_user(folder.stat().st_uid), str(folder)])
     detail = (
-        f"{', '.join(names[:_FILES_SHOWN])}{others} in {folder} do not belong to its owner, whose "
-        f"server cannot use them: as root, run `{give}`"
+        f"{folder} has files that do not belong to the folder's owner, whose server cannot use "
+        f"them: {', '.join(names[:_FILES_SHOWN])}{others}; as root, run `{give}`"
     )
     # Root's own server can use them, in a container for example.
     return [DoctorFinding("files", "broken" if os.geteuid() else "missing", detail)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moorage.commands.ledger_care import LedgerFindings, verify
 from moorage.storage.base import FENCING_SKIP, StorageError
-from moorage.storage.sqlite.backup import copy_folder, stage
+from moorage.storage.sqlite.backup import copy_folder, refuse_unfinished, stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """Copy a data folder, while its server may be running.
 
     Raises:
-        StorageError: The target is not empty or in the data folder, or the data folder is damaged.
+        StorageError: The target is not empty or in the data folder, or the data folder is damaged
+            or unfinished.
         LedgerError: Another release wrote the data folder.
         OSError: A file cannot be read or written.
     """
     _refuse_inside(target, data)
+    refuse_unfinished(data)
     with stage(target) as new:
         fencing = copy_folder(data, new)
         return _describe_copy(_whole(new, data), fencing)
@@ -41,11 +43,13 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """Make a data folder from a backup; skip fencing numbers that were used since.
 
     Raises:
-        StorageError: The data folder is not empty or in the backup, or the backup is damaged.
+        StorageError: The data folder is not empty or in the backup, or the backup is damaged or
+            unfinished.
         LedgerError: Another release wrote the backup.
         OSError: A file cannot be read or written.
     """
     _refuse_inside(data, backup)
+    refuse_unfinished(backup)
     with stage(data) as new:
         found = _whole(backup, backup)
         return _describe_copy(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))

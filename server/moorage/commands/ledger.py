@@ -8,6 +8,7 @@ import typer
 
 from moorage.commands.errors import fail, fail_on, load_config, refuse_root
 from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.storage.base import StorageError
 
 ledger = typer.Typer(help="Check and repair the files in a data folder.", no_args_is_help=True)
 
@@ -20,8 +21,10 @@ def ledger_verify(
     folder = _folder(data, config)
     from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
     from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
+    from moorage.storage.sqlite.backup import refuse_unfinished  # noqa: PLC0415  # As in serve.
 
-    with fail_on(LedgerError, OSError):
+    with fail_on(LedgerError, StorageError, OSError):
+        refuse_unfinished(folder)
         found = verify(folder)
     report = found.report()
     if as_json:

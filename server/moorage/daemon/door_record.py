@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 
 _FILE: Final = "doors.json"
+_BYTES_MAX: Final = 4_096
+"""Size of the file, beyond which another program wrote it."""
 
 Address = tuple[str, int]
 """A host as the settings have it, and the port that was bound."""
@@ -79,9 +81,16 @@ def read_doors(folder: Path) -> DoorRecord | None:
 
     The file of an ended server, a damaged one and one of another user count as none.
     """
-    with suppress(OSError, msgspec.DecodeError), (folder / _FILE).open("rb") as file:
+    with (
+        suppress(OSError, msgspec.DecodeError),
+        open(folder / _FILE, "rb", opener=_open_at_once) as file,  # Path.open has no opener.
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return msgspec.json.decode(file.read(), type=DoorRecord)
+            return msgspec.json.decode(file.read(_BYTES_MAX), type=DoorRecord)
     return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # A pipe has no writer.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from moorage.extras import install_command
 from moorage.storage.base import Storage, StorageError
+from moorage.storage.sqlite.backup import refuse_unfinished
 from moorage.storage.sqlite.storage import SqliteStorage
 
 
@@ -11,9 +12,11 @@ def open_storage(address: str, folder: Path) -> Storage:
     """Return a server's storage: PostgreSQL at the address, or the folder if the address is empty.
 
     Raises:
-        StorageError: The extra `postgres` is missing, or the address is invalid.
+        StorageError: The extra `postgres` is missing, the address is invalid, or the folder is an
+            unfinished copy.
     """
     if not address:
+        refuse_unfinished(folder)
         return SqliteStorage(folder)
     need_postgres()
     from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.

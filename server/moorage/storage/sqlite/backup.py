@@ -40,6 +40,28 @@ def is_filled(folder: Path) -> bool:
     return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """Raise an error if a folder is an unfinished copy, or is empty beside its unfinished copy.
+
+    Raises:
+        StorageError: The copy is being made, or its command was killed.
+    """
+    try:
+        copy = folder if is_filled(folder) else _staging(folder)
+        unfinished = (copy / UNFINISHED).exists()
+    except PermissionError:  # To open the files fails with a better message.
+        return
+    if unfinished:
+        raise StorageError(
+            f"{copy} is an unfinished copy: `moored backup` or `moored restore` is still writing "
+            "it, or was killed. Wait, or run that command again, or delete the folder."
+        )
+
+
+def _staging(target: Path) -> Path:
+    return target.with_name(target.name + ".new")
+
+
 @contextlib.contextmanager
 def stage(target: Path) -> Iterator[Path]:
     """Yield a folder to fill; then rename it to `target`, durably, or delete it on failure.
@@ -47,17 +69,22 @@ def stage(target: Path) -> Iterator[Path]:
     A folder that a killed process left is emptied and filled again.
 
     Raises:
-        StorageError: The target is not empty, another process is filling it, or its disk is full.
+        StorageError: The target is not empty or is a mount point, another process is filling it, or
+            its disk is full.
         OSError: A file cannot be written.
     """
     if is_filled(target):
         raise StorageError(f"The folder {target} is not empty. Give a new or an empty folder.")
-    new = target.with_name(target.name + ".new")
+    if target.is_mount():
+        way = "Give a folder within it, and move the files up afterwards."
+        raise StorageError(f"{target} is a mount point, which no folder can replace. {way}")
+    new = _staging(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         new.mkdir(mode=0o700)
     mark = new / UNFINISHED
-    if is_filled(new) and not mark.exists():
+    # A copy has no folders; a server of an older release may have run in an unfinished copy.
+    if is_filled(new) and (not mark.exists() or any(each.is_dir() for each in new.iterdir())):
         raise StorageError(f"{new} is in the way: another program made it. Move it away.")
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
     try:
