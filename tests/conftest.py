@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -279,9 +278,10 @@ def pytest_runtest_setup(item: pytest.Function) -> None:
     """Before repeating a test, set up its file's fixtures again: the test may have changed them."""
     if getattr(item, "execution_count", 1) == 1:
         return
-    fixtures = item._fixtureinfo.name2fixturedefs  # pytest has no other way.
-    for fixture in chain.from_iterable(fixtures.values()):
-        if fixture.scope == "module" and fixture.argname != "_nothing_is_left_for_the_next_file":
+    # pytest has no other way. `item` does not know fixtures that an earlier test asked for by name.
+    for fixture in item.session._fixturemanager._get_all_fixture_defs():
+        is_set_up = fixture.scope == "module" and fixture.cached_result is not None
+        if is_set_up and fixture.argname != "_nothing_is_left_for_the_next_file":
             fixture.finish(item._request)
     _end_shared_plane()
 
