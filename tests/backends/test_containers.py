@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -185,6 +185,46 @@ class QuickEngine(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Write no log."""
+
+
+class RacingEngine(QuickEngine):
+    """Fails as Podman does if it looks at a container while the container ends."""
+
+    answers: ClassVar[list[tuple[int, bytes]]] = []
+
+    def do_GET(self) -> None:  # The library's name.
+        if self.path.endswith("/_ping"):
+            super().do_GET()
+            return
+        status, body = self.answers.pop(0)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.heavy
+@pytest.mark.containers
+def test_a_container_that_ends_while_podman_looks_at_it_is_looked_at_again(tmp_path):
+    ended = {"Id": "c1", "State": {"Status": "exited", "ExitCode": 3}, "HostConfig": {}}
+    gone = {"cause": "no such process", "message": "read /proc/28245/cgroup: no such process"}
+    broken = {"cause": "disk", "message": "the disk is broken"}
+    failures = [(500, json.dumps(each).encode()) for each in (gone, broken)]
+    RacingEngine.answers[:] = [failures[0], (200, json.dumps(ended).encode()), failures[1]]
+    place = tmp_path / "racing.sock"
+    with ThreadingUnixStreamServer(str(place), RacingEngine) as engine:
+        serving = threading.Thread(target=engine.serve_forever)
+        serving.start()
+        try:
+            with contextlib.closing(ContainerApi(place)) as api:
+                seen = api.inspect("c1")
+                assert seen is not None
+                assert (seen.ended, seen.exit_code) == (True, 3)
+                with pytest.raises(BackendError, match="the disk is broken"):
+                    api.inspect("c1")
+        finally:
+            engine.shutdown()
+            serving.join()
 
 
 @pytest.mark.heavy

@@ -247,7 +247,7 @@ class ContainerApi:
         """Return the state of a container; None if no container has this name."""
         try:
             with self._errors(f"look at the container {name}"):
-                found = self._api.inspect_container(name)
+                found = self._describe(name)
         except _MissingError:
             return None
         state = found["State"]
@@ -418,6 +418,15 @@ class ContainerApi:
         with self._errors("listen to events"):
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
+
+    def _describe(self, name: str) -> Any:
+        try:
+            return self._api.inspect_container(name)
+        except self._docker.errors.APIError as error:
+            # Podman reads the control group of the container's process, which may just have ended.
+            if "no such process" not in str(error.explanation):
+                raise
+            return self._api.inspect_container(name)
 
     def _libpod(self, path: str, body: JsonMapping) -> None:
         url = f"{self._api.base_url}{_LIBPOD}/{path}"
