@@ -278,7 +278,8 @@ def pytest_runtest_setup(item: pytest.Function) -> None:
     """Before repeating a test, set up its file's fixtures again: the test may have changed them."""
     if getattr(item, "execution_count", 1) == 1:
         return
-    # pytest has no other way. `item` does not know fixtures that an earlier test asked for by name.
+    # Private, since pytest has no other way. `item` itself lists no fixture that an earlier test
+    # requested by name.
     for fixture in item.session._fixturemanager._get_all_fixture_defs():
         is_set_up = fixture.scope == "module" and fixture.cached_result is not None
         if is_set_up and fixture.argname != "_nothing_is_left_for_the_next_file":

@@ -419,7 +419,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
 
 async def _bearer(endpoint: Endpoint) -> str | None:
-    """Return the token to send now; if the issuer must be asked for it, use a thread."""
+    """Return the token to send now; a thread fetches the token if the issuer must renew it."""
     if asks_issuer(endpoint):
         return await asyncio.to_thread(bearer_of, endpoint)
     return bearer_of(endpoint)

@@ -163,12 +163,16 @@ class QuickEngine(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # The library's name.
         ping = self.path.endswith("/_ping")
-        body = b"OK" if ping else b'{"ExitCode": 7}'
-        self.send_response(200)
+        status, body = (200, b"OK") if ping else self.describe()
+        self.send_response(status)
         self.send_header("Api-Version", "1.41")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def describe(self) -> tuple[int, bytes]:
+        """Return the status and body of the answer to a question about a command or container."""
+        return 200, b'{"ExitCode": 7}'
 
     def do_POST(self) -> None:  # The library's name.
         self.rfile.read(int(self.headers["content-length"]))
@@ -187,59 +191,51 @@ class QuickEngine(BaseHTTPRequestHandler):
         """Write no log."""
 
 
+@contextlib.contextmanager
+def connected(kind: type[QuickEngine], folder: Path) -> Iterator[ContainerApi]:
+    """Serve an engine at a socket in a folder; yield a connection to the engine."""
+    place = folder / "engine.sock"
+    with ThreadingUnixStreamServer(str(place), kind) as engine:
+        serving = threading.Thread(target=engine.serve_forever)
+        serving.start()
+        try:
+            with contextlib.closing(ContainerApi(place)) as api:
+                yield api
+        finally:
+            engine.shutdown()
+            serving.join()
+
+
 class RacingEngine(QuickEngine):
     """Fails as Podman does if it looks at a container while the container ends."""
 
     answers: ClassVar[list[tuple[int, bytes]]] = []
 
-    def do_GET(self) -> None:  # The library's name.
-        if self.path.endswith("/_ping"):
-            super().do_GET()
-            return
-        status, body = self.answers.pop(0)
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def describe(self) -> tuple[int, bytes]:
+        return self.answers.pop(0)
 
 
 @pytest.mark.heavy
 @pytest.mark.containers
-def test_a_container_that_ends_while_podman_looks_at_it_is_looked_at_again(tmp_path):
+def test_the_backend_looks_again_at_a_container_that_ended_while_podman_looked(tmp_path):
     ended = {"Id": "c1", "State": {"Status": "exited", "ExitCode": 3}, "HostConfig": {}}
     gone = {"cause": "no such process", "message": "read /proc/28245/cgroup: no such process"}
     broken = {"cause": "disk", "message": "the disk is broken"}
     failures = [(500, json.dumps(each).encode()) for each in (gone, broken)]
     RacingEngine.answers[:] = [failures[0], (200, json.dumps(ended).encode()), failures[1]]
-    place = tmp_path / "racing.sock"
-    with ThreadingUnixStreamServer(str(place), RacingEngine) as engine:
-        serving = threading.Thread(target=engine.serve_forever)
-        serving.start()
-        try:
-            with contextlib.closing(ContainerApi(place)) as api:
-                seen = api.inspect("c1")
-                assert seen is not None
-                assert (seen.ended, seen.exit_code) == (True, 3)
-                with pytest.raises(BackendError, match="the disk is broken"):
-                    api.inspect("c1")
-        finally:
-            engine.shutdown()
-            serving.join()
+    with connected(RacingEngine, tmp_path) as api:
+        seen = api.inspect("c1")
+        assert seen is not None
+        assert (seen.ended, seen.exit_code) == (True, 3)
+        with pytest.raises(BackendError, match="the disk is broken"):
+            api.inspect("c1")
 
 
 @pytest.mark.heavy
 @pytest.mark.containers
 def test_output_that_comes_together_with_the_answer_is_not_lost(tmp_path):
-    place = tmp_path / "quick.sock"
-    with ThreadingUnixStreamServer(str(place), QuickEngine) as engine:
-        serving = threading.Thread(target=engine.serve_forever)
-        serving.start()
-        try:
-            with contextlib.closing(ContainerApi(place)) as api:
-                assert api.run_command("c1") == (7, "one\ntwo\n")
-        finally:
-            engine.shutdown()
-            serving.join()
+    with connected(QuickEngine, tmp_path) as api:
+        assert api.run_command("c1") == (7, "one\ntwo\n")
 
 
 # Real containers -----------------------------------------------------------------------------

@@ -37,7 +37,7 @@ async def flood(attack: str, running: Running, folder: Path) -> tuple[floods._Ph
     try:
         seconds = PREPARING_SECONDS if attack in PREPARED else SECONDS
         during, attacker, _ = await floods._attack(attack, seconds, running, bystander)
-        if not attacker["sent"]:  # On a busy machine, it prepared all the time.
+        if not attacker["sent"]:  # On a busy machine, preparation took all the time.
             seconds *= 10
             during, attacker, _ = await floods._attack(attack, seconds, running, bystander)
     finally:

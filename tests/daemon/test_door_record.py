@@ -16,7 +16,7 @@ def test_a_record_is_read_until_its_server_removes_it(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_without_a_running_server_says_nothing(tmp_path: Path):
+def test_a_record_without_a_running_server_is_ignored(tmp_path: Path):
     remove = write_doors(tmp_path, RECORD)
     left = (tmp_path / "doors.json").read_bytes()
     remove()
@@ -24,7 +24,7 @@ def test_a_record_without_a_running_server_says_nothing(tmp_path: Path):
     assert read_doors(tmp_path) is None
 
 
-def test_what_other_programs_put_there_says_nothing(tmp_path: Path):
+def test_a_file_that_another_program_changed_is_ignored(tmp_path: Path):
     file = tmp_path / "doors.json"
     remove = write_doors(tmp_path, RECORD)
     os.truncate(file, 1 << 40)

@@ -157,7 +157,7 @@ async def test_a_hanging_disk_holds_up_the_event_loop_for_a_moment_only(tmp_path
     assert not hanging.done.done()
     assert not groups.writer.commit_at_once(later)
     assert await asyncio.to_thread(gate.begun.wait, SECONDS_MAX)
-    await asyncio.sleep(2 * QUICK_SECONDS)  # So long the disk hangs.
+    await asyncio.sleep(2 * QUICK_SECONDS)  # The disk hangs for this time.
     gate.go_on.set()
     assert await hanging.done == (7,)
     assert groups.writer.commit_at_once(later) is False, "the next commit may be as slow"

@@ -21,7 +21,7 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 SOON_SECONDS: Final = 14 * 86_400.0
-"""Seconds before its expiry from which on a certificate or token is reported."""
+"""Doctor reports a certificate or token that expires within this many seconds."""
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
 _MIB: Final = 1 << 20
@@ -172,7 +172,7 @@ def _owners(folder: Path) -> list[DoctorFinding]:
         f"{folder} has files that do not belong to the folder's owner, whose server cannot use "
         f"them: {', '.join(names[:_FILES_SHOWN])}{others}; as root, run `{give}`"
     )
-    # Root's own server can use them, in a container for example.
+    # Root may run this server itself, in a container for example, and can use all files.
     return [DoctorFinding("files", "broken" if os.geteuid() else "missing", detail)]
 
 
@@ -180,7 +180,7 @@ def _is_foreign(file: Path) -> bool:
     me = os.geteuid()
     try:
         owner, of_folder = file.stat().st_uid, file.parent.stat().st_uid
-    except OSError:  # A running server may have removed it meanwhile.
+    except OSError:  # A running server may have removed the file.
         return False
     if file.name == "lost+found":  # The folder is a whole disk.
         return False

@@ -181,46 +181,46 @@ class _Port:
             try:
                 probe.bind((self._host, self._port))
             except OSError as error:
-                return self._unusable(error)
+                return self._explain_failure(error)
         if self._own is not None and self._port:
-            return self._elsewhere(self._own)
-        return self._find("ok", " is free")
+            return self._report_other_ports(self._own)
+        return self._make_finding("ok", " is free")
 
-    def _unusable(self, error: OSError) -> DoctorFinding:
+    def _explain_failure(self, error: OSError) -> DoctorFinding:
         expected = f"expected a free port of this machine: change {' or '.join(self._settings)}"
         own, reason = self._own, f": {error.strerror}; {expected}"
         if error.errno == errno.EADDRINUSE:
             if own is not None and own.is_here and self._port in {own.websocket[1], own.http[1]}:
-                return self._reached(own)
+                return self._examine_own_server(own)
             if self._answers(ANSWER_SECONDS_MAX):
                 if own is None:
                     other = f"a server runs there, but no server uses {self._config.data_dir}"
                     reason = f": {other}; {expected}{self._advice}"
                 elif not own.is_here:  # A container's engine may forward this port to the server.
-                    return self._find("ok", _RUNS)
-        more = "" if own is None else f"; {self._said(own)} at {_places(own)}"
-        return self._find("broken", reason + more)
+                    return self._make_finding("ok", _RUNS)
+        more = "" if own is None else f"; {self._describe_server(own)} at {_places(own)}"
+        return self._make_finding("broken", reason + more)
 
-    def _reached(self, own: DoorRecord) -> DoctorFinding:
+    def _examine_own_server(self, own: DoorRecord) -> DoctorFinding:
         """Return the finding about a port at which the server of the data folder listens."""
         host, port = own.http if self._kind == "http" else own.websocket
         if self._port != port or not self._answers(OWN_ANSWER_SECONDS_MAX):
-            silent = f"{self._said(own)} there, but does not answer as {self._kind} port"
-            return self._find("broken", f": {silent}: {_SILENT}")
+            silent = f"{self._describe_server(own)} there, but does not answer as {self._kind} port"
+            return self._make_finding("broken", f": {silent}: {_SILENT}")
         if self._host in _EVERY and host not in _EVERY:
-            return self._elsewhere(own)
-        return self._find("ok", _RUNS)
+            return self._report_other_ports(own)
+        return self._make_finding("ok", _RUNS)
 
-    def _elsewhere(self, own: DoorRecord) -> DoctorFinding:
+    def _report_other_ports(self, own: DoorRecord) -> DoctorFinding:
         # The flags of `serve` may set other ports; this command has no such flags.
-        place = f" ({', '.join(self._settings)}): {self._said(own)} at {_places(own)}"
-        return self._find("missing", f"{place} instead: {_OTHER_SETTINGS}")
+        place = f" ({', '.join(self._settings)}): {self._describe_server(own)} at {_places(own)}"
+        return self._make_finding("missing", f"{place} instead: {_OTHER_SETTINGS}")
 
-    def _said(self, own: DoorRecord) -> str:
+    def _describe_server(self, own: DoorRecord) -> str:
         where = "" if own.is_here else " in another network, such as a container's,"
         return f"the server that uses {self._config.data_dir} listens{where}"
 
-    def _find(self, state: DoctorState, detail: str) -> DoctorFinding:
+    def _make_finding(self, state: DoctorState, detail: str) -> DoctorFinding:
         at = authority_of(self._host, self._port)
         return DoctorFinding(f"{self._kind} port", state, at + detail)
 

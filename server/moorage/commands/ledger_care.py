@@ -21,7 +21,7 @@ from moorage.storage.sqlite.lock import WriterLock
 
 @dataclass(frozen=True, slots=True)
 class LedgerFindings:
-    """The damage that `verify` finds in a data directory, and what it counted."""
+    """The damage that `verify` finds in a data folder, and the numbers of facts and records."""
 
     ledger: walk.LedgerWalk
     catalog: catalog.CatalogWalk

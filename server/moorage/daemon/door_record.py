@@ -3,7 +3,7 @@
 The kernel shows the sockets of a server to root only, since the server hides its memory. So the
 server itself records its addresses, where only its owner reads them. The server holds a lock on the
 file, and the kernel releases the lock when the process ends, even by a kill: a record without a
-lock says nothing. Processes in other containers see the lock, too.
+lock is ignored. Processes in other containers see the lock, too.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ import msgspec
 
 _FILE: Final = "doors.json"
 _BYTES_MAX: Final = 4_096
-"""Size of the file, beyond which another program wrote it."""
+"""Maximum bytes that are read; a record of a server is much smaller."""
 
 Address = tuple[str, int]
 """A host as the settings have it, and the port that was bound."""
@@ -77,9 +77,9 @@ def write_doors(folder: Path, record: DoorRecord) -> Callable[[], None]:
 
 
 def read_doors(folder: Path) -> DoorRecord | None:
-    """Return the doors of the server that runs in a data folder; None: none runs, as far as known.
+    """Return the doors of the server that runs in a data folder; None: no server recorded them.
 
-    The file of an ended server, a damaged one and one of another user count as none.
+    Ignores the file of an ended server, a damaged file, and a file that this user cannot read.
     """
     with (
         suppress(OSError, msgspec.DecodeError),
@@ -93,4 +93,4 @@ def read_doors(folder: Path) -> DoorRecord | None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # A pipe has no writer.
+    return os.open(path, flags | os.O_NONBLOCK)  # Opening a pipe would wait for a writer.

@@ -32,7 +32,7 @@ from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.origins import Origins, is_loopback
+from moorage.protocol.origins import Origins, authority_of, is_loopback
 from moorage.storage.base import Seat, Storage
 from moorage.web.server import WebServer
 from moorage.web.services import SignInFlow, StandbyServices, WebServices
@@ -144,11 +144,11 @@ class Doors:
     def seat(self) -> Seat:
         """Return the addresses of this server, as other servers name them to clients."""
         config, s = self._config, "" if self._config.tls_cert is None else "s"
-        ws = config.advertise_url or f"ws{s}://{_reachable(config.host)}:{self.port}"
+        ws = config.advertise_url or f"ws{s}://{_reachable(config.host, self.port)}"
         shown = urlsplit(ws).hostname or ""
-        host = _reachable(shown if config.advertise_url else config.http_host)
+        host = shown if config.advertise_url else config.http_host
         process = f"{socket.gethostname()} {os.getpid()} {config.rollout}"
-        return Seat(process.rstrip(), ws, f"http{s}://{host}:{self.http_port}")
+        return Seat(process.rstrip(), ws, f"http{s}://{_reachable(host, self.http_port)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +247,9 @@ def _tls(config: Config) -> ServerTls | None:
         return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
-def _reachable(host: str) -> str:
-    """Return a host for URLs that other machines use: no wildcard, and IPv6 in brackets."""
-    named = socket.gethostname() if host in _ALL else host
-    return f"[{named}]" if ":" in named else named
+def _reachable(host: str, port: int) -> str:
+    """Return host and port for URLs that other machines use: the machine's name for a wildcard."""
+    return authority_of(socket.gethostname() if host in _ALL else host, port)
 
 
 @contextmanager

@@ -79,6 +79,7 @@ from moorage.ledger.base import Ledger, LedgerHistory, Recovery
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import authority_of
 from moorage.protocol.replies import Shared
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
@@ -580,9 +581,10 @@ def make_web_services(
     """Return what the HTTP port serves."""
     catalog, sandbox = stores.catalog, runners.sandbox
     scheme = "ws" if config.tls_cert is None else "wss"
-    host = f"[{config.host}]" if ":" in config.host else config.host
     allocation = services.AllocationServices(
-        requests.router, requests.calls, lambda: f"{scheme}://{host}:{core.gateway.port}"
+        requests.router,
+        requests.calls,
+        lambda: f"{scheme}://{authority_of(config.host, core.gateway.port)}",
     )
     return WebServices(
         clusters=catalog.clusters,

@@ -137,7 +137,7 @@ async def _start(
 
 
 def _warn_root(folder: Path) -> None:
-    """Warn if root's server makes files in a folder of another user, as a container may want."""
+    """Warn if root runs a server in another user's folder, as a container may do."""
     owner = folder.stat().st_uid
     if os.geteuid() == 0 and owner != 0:
         whose = f"{folder} belongs to the user {owner}, but this server runs as root"

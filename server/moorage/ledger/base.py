@@ -37,7 +37,7 @@ CHECKPOINTS_KEPT: Final = 2
 
 
 class LedgerError(Exception):
-    """The ledger cannot do what was asked; the message gives the remedy."""
+    """The ledger cannot serve a call; the message gives the remedy."""
 
 
 class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.

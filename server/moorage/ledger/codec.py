@@ -128,7 +128,8 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("granted", 1): _same,
     ("carried", 1): _same,
 }
-"""The steps from each old version of a kind to the next version. They are chained and kept."""
+"""The steps from each old version of a kind to the next version. Decoding runs
+all later steps, too, so no step is ever removed."""
 
 
 class _Line(msgspec.Struct):

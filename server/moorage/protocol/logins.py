@@ -19,7 +19,7 @@ class Login:
         token: The token.
         csrf: The value that requests for changes must carry; pages of other sites cannot read it.
         expires_at: End of the login, in seconds since the epoch.
-        id_token: The issuer's ID token, empty if the issuer gave none; None: no issuer was asked.
+        id_token: The issuer's ID token, empty if the issuer gave none; None: no issuer was used.
     """
 
     caller: Caller

@@ -35,7 +35,7 @@ SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 
 class StorageError(Exception):
-    """The database cannot do what was asked; the message gives the remedy."""
+    """The database cannot serve a call; the message gives the remedy."""
 
 
 class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like asyncio.QueueFull.

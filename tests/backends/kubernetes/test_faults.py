@@ -332,7 +332,7 @@ async def test_a_slow_etcd_loses_no_pod(fresh_plane, gate, tmp_path):
 
 
 async def test_after_a_partition_all_changes_are_applied(nodes, tmp_path, monkeypatch):
-    """The network drops all connections, and neither end is told."""
+    """The network drops all packets of the connections, and resets neither end."""
     monkeypatch.setattr(watching, "WATCH_SECONDS", 4)
     monkeypatch.setattr(watching, "WATCH_SILENCE_SECONDS_MAX", 10.0)
     monkeypatch.setattr(connection, "CALL_SECONDS_MAX", 10.0)

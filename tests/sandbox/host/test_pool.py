@@ -166,7 +166,9 @@ return time.process_time() - begun
 
 async def test_cpu_time_of_evaluations_is_counted_for_their_tenant(make_bench):
     meter = CountingMeter()
-    patient = Limits(load_seconds=60, evaluation_seconds=60)  # The cells get idle priority.
+    patient = Limits(
+        load_seconds=60, evaluation_seconds=60
+    )  # A cell that computes for long runs at idle priority.
     bench = await make_bench(meter=meter, limits=patient)
     code, (ann, bob, eve) = bench.policy(BURNS), map(Tenant, ("ann", "bob", "eve"))
     loading = bench.policy(BURNS, "loading")

@@ -149,7 +149,7 @@ class Containers(LocalWorkloads):
         return {} if grant is None else {"devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
-        """Refuse a reset: a user's files in a container cannot be told from those of its image."""
+        """Refuse a reset: nothing distinguishes a user's files from those of the image."""
         self._order(workload)
         raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
 

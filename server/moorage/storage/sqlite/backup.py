@@ -49,7 +49,7 @@ def refuse_unfinished(folder: Path) -> None:
     try:
         copy = folder if is_filled(folder) else _staging(folder)
         unfinished = (copy / UNFINISHED).exists()
-    except PermissionError:  # To open the files fails with a better message.
+    except PermissionError:  # Opening a file of the folder raises a better error.
         return
     if unfinished:
         raise StorageError(
