@@ -53,7 +53,7 @@ docs: $(VENV)/dev ## Build the docs into build/docs, strictly.
 test-fast test-portable test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
-test-fast: $(VENV)/dev ## Run the tests that take seconds.
+test-fast: $(VENV)/collected ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" $(ON_ALL_CORES) --no-loadscope-reorder --durations 10
 
 # If a worker crashes, pytest ends: a replacement of the worker would wait forever.
@@ -136,6 +136,12 @@ $(VENV)/product: pyproject.toml
 # Further packages for lint, the fast tests and the docs.
 $(VENV)/dev: $(VENV)/product
 	@$(BIN)/python -m pip install --quiet --group dev --group docs
+	@touch $@
+
+# The bytecode of the tests: without it, each worker of the first run would compile all of them.
+# That run reports what cannot be collected.
+$(VENV)/collected: $(VENV)/dev
+	@$(BIN)/pytest -m "not heavy" --collect-only --quiet >/dev/null || true
 	@touch $@
 
 # Further packages for the heavy tests: Ray, and tools for Kubernetes, browsers and AWS.

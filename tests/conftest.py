@@ -232,7 +232,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def _room(item: pytest.Item) -> str:
-    return Path(item.path).relative_to(_HERE).parts[0]
+    return item.nodeid.partition("/")[2].partition("/")[0]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -83,7 +83,9 @@ async def large(make_common):
 
 
 @IN_ONE_LOOP
-@pytest.mark.parametrize(("shuffle", "named"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("shuffle", "named"), [(False, True), pytest.param(True, False, marks=pytest.mark.heavy)]
+)
 async def test_a_policy_reads_each_candidate_in_any_order(large, shuffle, named):
     names = large.fleet.cluster_ids
     code = large.policy(LOOP.replace("CALL", CALLS["read_cluster"]), "reads")
@@ -93,6 +95,7 @@ async def test_a_policy_reads_each_candidate_in_any_order(large, shuffle, named)
 
 
 @IN_ONE_LOOP
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", ["get_cluster", "execute_query", "query_clusters"])
 async def test_a_policy_calls_each_method_for_each_candidate(large, method):
     code = large.policy(LOOP.replace("CALL", CALLS[method]), method)
@@ -112,6 +115,7 @@ async def test_loops_over_cluster_data_fit_in_the_default_memory(large, body):
 
 
 @IN_ONE_LOOP
+@pytest.mark.heavy
 async def test_large_input_can_be_written_as_json(large):
     body = "import json\nreturn json.dumps(input_data).count('NVIDIA')"
     assert await large.value(large.policy(body, "dumps")) == CLUSTERS * 4 * 8
