@@ -189,7 +189,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # The user has chosen a number.
     cores = len(os.sched_getaffinity(0))
-    return cores * 5 // 2 if config.option.markexpr == "not heavy" else max(2, cores * 3 // 2)
+    return cores * 5 // 2 if config.option.markexpr == "not heavy" else cores * 2
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -546,13 +546,19 @@ def test_root_starts_no_server_in_the_folder_of_another_ones(tmp_path: Path) -> 
             assert f"sudo -u {name} moored {' '.join(words)} --data {data}`" in refused.stderr
         assert sorted(data.rglob("*")) == before
         healed = json.loads(ran(*program, *examine, **FREE_PORTS).stdout)
+        os.chown(data / "ledger.db", 0, 0)
+        beside_server = json.loads(ran(*examine, **FREE_PORTS).stdout)
 
     assert f"{data} belongs to the user {ANOTHER}, but this server runs as root" in warned
     assert unable.returncode == 3
-    for report, expected in ((of_root, "missing"), (of_owner, "broken")):
+    for report, expected in (
+        (of_root, "missing"),
+        (of_owner, "broken"),
+        (beside_server, "broken"),
+    ):
         state, detail = about("files", report)
         assert (state, f"as root, run `chown -R {name} {data}`" in detail) == (expected, True)
-        assert "agents.db" in detail or "catalog.db" in detail
+        assert ".db" in detail
     assert not [each for each in healed["findings"] if each["name"] == "files"]
 
 

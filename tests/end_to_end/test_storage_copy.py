@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from served import invoke, until
+from served import invoke, ran, until
 
 from moorage.catalog.embedded.integrity import checksum
 from moorage.core.state.facts import ClusterRemoved
@@ -23,7 +23,7 @@ from moorage.records.audit import AuditEntry
 from moorage.storage.base import Checkpoint, FactRow, Facts, RecordRow, Storage, TokenRow
 from moorage.storage.opening import open_storage
 from moorage.storage.sqlite.storage import SqliteStorage
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import daemon, serve_command
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 
@@ -204,6 +204,22 @@ def test_a_password_in_an_argument_is_refused(tmp_path: Path) -> None:
         said = invoke("storage", "copy", *each)
         assert (said.returncode, "by ps" in said.stderr) == (1, True)
         assert "hunter2" not in said.stderr
+
+
+def test_a_data_folder_has_the_servers_and_the_backups_of_one_database(
+    postgres, tmp_path: Path
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with daemon(data, environment={"MOORAGE_STORAGE": postgres.database()}) as running:
+        for other in (postgres.database(), ""):
+            said = ran(*serve_command(data), MOORAGE_STORAGE=other)
+            place = f"the data folder {data} is in use by process {running.pid}"
+            assert (said.returncode, place in said.stderr) == (3, True), said.stderr
+    said = invoke("backup", copy, "--data", data)
+    assert (said.returncode, "are old. Copy the database with pg_dump" in said.stderr) == (1, True)
+    assert not copy.exists()
+    with daemon(data):  # From now on, the ledger in the folder counts again.
+        assert invoke("backup", copy, "--data", data).returncode == 0
 
 
 def test_a_backup_of_a_database_names_pg_dump_and_no_password(postgres, tmp_path: Path) -> None:

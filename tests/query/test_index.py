@@ -76,6 +76,7 @@ def agrees(index, documents, condition):
     assert index.matching(condition) == expected
 
 
+@pytest.mark.heavy
 @settings(max_examples=150)
 @given(
     st.lists(DOCUMENTS, min_size=1, max_size=5),
@@ -164,6 +165,7 @@ def all_conditions():
 ASKED = [parse_condition(query) for query in all_conditions()]
 
 
+@pytest.mark.heavy
 def test_the_index_agrees_with_evaluate_after_every_change():
     assert len(ASKED) > 500
     assert len(POOL) > SCAN_MAX

@@ -19,6 +19,7 @@ from moorage.extras import install_command
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
+from moorage.storage.sqlite import CATALOG_FILE
 
 SOON_SECONDS: Final = 14 * 86_400.0
 """Doctor reports a certificate or token that expires within this many seconds."""
@@ -172,8 +173,10 @@ def _owners(folder: Path) -> list[DoctorFinding]:
         f"{folder} has files that do not belong to the folder's owner, whose server cannot use "
         f"them: {', '.join(names[:_FILES_SHOWN])}{others}; as root, run `{give}`"
     )
-    # Root may run this server itself, in a container for example, and can use all files.
-    return [DoctorFinding("files", "broken" if os.geteuid() else "missing", detail)]
+    # Root can use all files, and may run the server itself unless another user's server ran here.
+    made = folder / CATALOG_FILE
+    serves = os.geteuid() == 0 and not (made.exists() and made.stat().st_uid)
+    return [DoctorFinding("files", "missing" if serves else "broken", detail)]
 
 
 def _is_foreign(file: Path) -> bool:

@@ -30,7 +30,7 @@ def backup(
     from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
 
     with fail_on(LedgerError, StorageError, OSError):
-        if settings.storage and data is None:
+        if settings.storage:
             _say_pg_dump(settings.storage)
         made = back_up(settings.data_dir, folder)
     typer.echo(f"{folder}: {made.facts} facts and {made.records} records, all undamaged")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from moorage.commands.ledger_care import LedgerFindings, verify
 from moorage.storage.base import FENCING_SKIP, StorageError
+from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.backup import copy_folder, refuse_unfinished, stage
+from moorage.storage.sqlite.lock import read_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,18 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """Copy a data folder, while its server may be running.
 
     Raises:
-        StorageError: The target is not empty or in the data folder, or the data folder is damaged
-            or unfinished.
+        StorageError: The target is not empty or in the data folder; or the data folder is damaged
+            or unfinished, or its last server kept the data in a database elsewhere.
         LedgerError: Another release wrote the data folder.
         OSError: A file cannot be read or written.
     """
     _refuse_inside(target, data)
     refuse_unfinished(data)
+    if database := read_database(data / LEDGER_FILE):
+        raise StorageError(
+            f"The last server of {data} kept its data in {database} so the files of this folder "
+            "are old. Copy the database with pg_dump."
+        )
     with stage(target) as new:
         fencing = copy_folder(data, new)
         return _describe_copy(_whole(new, data), fencing)

@@ -57,7 +57,7 @@ from moorage.ledger.following import FollowedLedger
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import Shared
 from moorage.storage.base import Election, StorageError
-from moorage.storage.opening import open_storage
+from moorage.storage.opening import claim_folder, open_storage
 from moorage.web.services import StandbyServices
 
 LOAD_SECONDS_MAX: Final = 5.0
@@ -118,6 +118,7 @@ async def _start(
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         _warn_root(config.data_dir)
     storage = open_storage(config.storage, config.data_dir)
+    stack.callback(claim_folder(config.storage, config.data_dir))
     election = storage.election()
     agents = AgentStore(storage.agents())
     stack.callback(agents.close)

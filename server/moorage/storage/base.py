@@ -51,8 +51,8 @@ class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like 
         holder = "another process" if pid is None else f"process {pid}"
         super().__init__(
             reason
-            or f"{place} is in use by {holder}: one ledger has one writer. "
-            "Stop that process, or give this server another data directory."
+            or f"{place} is in use by {holder}. Stop that process, or give this server another "
+            "data directory."
         )
         self.place = place
         self.pid = pid

@@ -1,10 +1,13 @@
 """Opens the database that the configuration names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from moorage.extras import install_command
 from moorage.storage.base import Storage, StorageError
+from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.backup import refuse_unfinished
+from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.storage import SqliteStorage
 
 
@@ -22,6 +25,24 @@ def open_storage(address: str, folder: Path) -> Storage:
     from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
 
     return PostgresStorage(address)
+
+
+def claim_folder(address: str, folder: Path) -> Callable[[], None]:
+    """Keep servers of other databases out of a data folder; return a function that ends this.
+
+    If the address is empty, the ledger in the folder has a lock of its own.
+
+    Raises:
+        StorageLocked: A server of another database uses the folder.
+        StorageError: The address is invalid, or the folder cannot be locked.
+    """
+    if not address:
+        return lambda: None
+    from moorage.storage.postgres.connection import place_of  # noqa: PLC0415  # An extra.
+
+    lock = WriterLock(folder / LEDGER_FILE)
+    lock.share(place_of(address))
+    return lock.release
 
 
 def need_postgres() -> None:

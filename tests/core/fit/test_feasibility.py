@@ -71,6 +71,7 @@ def lease(rng: Random, state: State, number: int) -> Lease | None:
     return Lease(name, Tenant("t"), "", POLICY, (share,), number + 1, 0.0, 60.0, terms)
 
 
+@pytest.mark.heavy
 @given(st.integers(0, 2**32))
 def test_cached_results_of_feasibility_equal_results_without_the_cache(seed: int) -> None:
     rng, state = Random(seed), State()

@@ -71,7 +71,9 @@ def proposal(rng: random.Random, fleet: Fleet) -> tuple[dict, Share] | None:
     return value | {"cpu_milli": 500, "memory_mib": 100}, share
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(20, 60))]
+)
 def test_the_view_of_a_cell_is_the_fleet_minus_outstanding_proposals(seed):
     rng = random.Random(seed)
     truth = fleet_of(rng, 3)

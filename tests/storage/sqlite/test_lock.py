@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorage.storage.base import StorageError, StorageLocked
-from moorage.storage.sqlite.lock import WriterLock
+from moorage.storage.sqlite.lock import WriterLock, read_database
 
 HOLDER = """
 import subprocess, sys
@@ -72,3 +73,28 @@ def test_removing_the_lock_file_admits_no_other_process(tmp_path: Path):
         holder.kill()
         holder.wait(60)
     WriterLock(path).acquire()
+
+
+def test_servers_of_one_database_share_a_data_folder_and_all_others_are_refused(tmp_path: Path):
+    path = tmp_path / "ledger.db"
+    first, second, other = WriterLock(path), WriterLock(path), WriterLock(path)
+    first.share("the database one")
+    second.share("the database one")
+    assert read_database(path) == "the database one"
+    place = f"the data folder {tmp_path} is in use by process {os.getpid()}"
+    with pytest.raises(StorageLocked, match=place):
+        other.share("the database two")
+    with pytest.raises(StorageLocked, match=place):
+        other.acquire()
+    first.release()
+    with pytest.raises(StorageLocked, match=place):
+        other.acquire()
+    second.release()
+    other.share("the database two")
+    assert read_database(path) == "the database two"
+    other.release()
+    other.acquire()
+    with pytest.raises(StorageLocked, match=f"the ledger {path} is in use"):
+        first.share("the database one")
+    assert read_database(path) == ""
+    other.release()
