@@ -326,7 +326,8 @@ async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
 async def test_the_error_quotes_the_scheduler_if_a_node_takes_no_pod(world):
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
-    with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
+    said = r"unschedulable.*the node of the lease is cordoned or tainted"
+    with pytest.raises(BackendError, match=said):
         await world.backend.start(on(simulated_spec(), share("n1")))
 
 
