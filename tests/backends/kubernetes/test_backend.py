@@ -391,7 +391,7 @@ async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
         await asyncio.to_thread(world.plane.delete, "Pod", each["metadata"]["name"])
     await until(lambda: not world.pods())
     await world.restart()
-    with pytest.raises(BackendError, match=r"its pod on n1, n2 is gone .*, and 0 of 2 are left"):
+    with pytest.raises(BackendError, match=r"the pod on n1, n2 is gone .*; 0 of 2 pods are left"):
         await world.backend.start(replace(order, resumed=True))
     assert world.pods() == []
 
