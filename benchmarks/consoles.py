@@ -1,6 +1,6 @@
 """`consoles`: how fifty open consoles slow a grant, view by view, and how quick the map is.
 
-A server takes blocks of requests in turn, without consoles and with them. A console here sends the
+A server takes alternating blocks of requests, without and with consoles. A console here sends the
 messages of a browser's view, as often; `console/static/views` has the intervals. The result is the
 part of a core that the server spends besides its grants, which other programs on the machine do not
 change. A real browser draws the map, if this machine has one.

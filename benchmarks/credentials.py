@@ -62,7 +62,7 @@ def credentials(
     """Count accepted requests, and answers that differ from the documented ones; both must be 0.
 
     Args:
-        requests: Number of requests, over the two ports in turn.
+        requests: Number of requests, over one port and the other by turns.
         progress: Called with a line for each step.
 
     Raises:

@@ -1,6 +1,6 @@
 """`observation`: how much metrics and the audit log slow a grant.
 
-One server takes blocks of the same requests, with and without both in turn. Traces are switched
+One server takes alternating blocks of the same requests, with and without both. Traces are switched
 off, as they are by default.
 """
 

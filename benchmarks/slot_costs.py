@@ -1,7 +1,7 @@
 """`slots`: the cost of a checkout from the slot pool as the pool grows.
 
-A checkout and its checkin are timed in a pool of ten thousand instances and in one of a hundred,
-equally full and in turn. Then a million random operations must leave a pool unchanged.
+Checkouts and checkins are timed by turns in a pool of ten thousand instances and in a pool of a
+hundred, both equally full. Then a million random operations must leave a pool unchanged.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ NODES_MANY: Final = 100_000
 LAYERS: Final = 100
 """Number of layers of `layered`, and of nodes per layer, which depend on the previous layer."""
 ROUNDS: Final = 3
-"""Runs of each kind, in turns; the quickest run counts, since noise only adds time."""
+"""Runs of each kind, by turns; the quickest run counts, since noise only adds time."""
 _NEED: Final = ResourceRequirements.cpu(1)
 
 

@@ -56,7 +56,7 @@ def compare(
         list[str] | None,
         typer.Argument(help=f"{', '.join(PEERS)}; or a group: home-made, schedulers."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each peer, in turns.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each peer runs in each round.")] = 3,
     nodes: Annotated[
         Path | None, typer.Option(help="Node file of a trace; default: 1,213 made-up nodes.")
     ] = None,

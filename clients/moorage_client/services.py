@@ -364,8 +364,8 @@ class Services:
     def add_nodes(self, document: JsonMapping) -> JsonValue:
         """Add the nodes of a document to the cluster `document["id"]`; return the stored document.
 
-        The cluster keeps its other nodes and fields, also those that other users add meanwhile. If
-        the cluster does not exist, the document becomes the cluster.
+        The cluster keeps its other nodes and fields, also those that other users add at the same
+        time. If the cluster does not exist, the document becomes the cluster.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
         return self._read_value(JsonObject, self._call("POST", path, document))
@@ -394,7 +394,7 @@ class Services:
     def _request_data(
         self, method: str, path: str, body: JsonMapping | None = None, *, kind: Any = Any
     ) -> JsonValue:
-        """Return the `data` of a reply in the envelope of the policy service."""
+        """Send a request; return the `data` in the envelope of the reply."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
             raise ProtocolViolated(self._at.shown, f"{method} {path} answered without the envelope")

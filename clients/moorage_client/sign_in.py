@@ -25,7 +25,7 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 REFRESH_BEFORE_SECONDS: Final = 30.0
-"""Seconds before its end at which a token is refreshed."""
+"""A token is refreshed this many seconds before its end."""
 ISSUER_SECONDS_MAX: Final = 10.0
 _PASSING: Final = frozenset({429, *range(500, 600)})
 """HTTP statuses of an issuer, or of its proxy, that is busy or failing."""

@@ -119,7 +119,7 @@ async def test_an_agent_and_its_successor_refuse_an_order_with_a_smaller_fencing
     world: World,
 ) -> None:
     await world.fleet.start(order(fencing=5))
-    with pytest.raises(BackendError, match="fencing number 4 is outdated: an order with 5"):
+    with pytest.raises(BackendError, match="fencing number 4 is outdated: an order with number 5"):
         await world.fleet.start(order(fencing=4))
     again = AgentHost(MemoryBackend(), world.folder)
     with pytest.raises(BackendError, match="outdated"):

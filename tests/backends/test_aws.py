@@ -332,7 +332,7 @@ async def test_a_cancelled_search_does_not_wait_for_a_silent_aws(aws, tmp_path, 
 
 async def test_a_resumed_workload_that_aws_forgot_is_not_started_again(aws, backend):
     ended = await backend.start(Order("a", SMALL, resumed=True))
-    assert (ended.phase, ended.detail) == (Phase.FAILED, "AWS no longer knows its instance")
+    assert (ended.phase, ended.detail) == (Phase.FAILED, "AWS no longer knows the instance")
     assert aws.requests("RunInstances") == []
 
 

@@ -161,7 +161,7 @@ async def test_a_recorded_start_order_is_carried_out_after_a_crash(backend, tmp_
 @pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
 async def test_a_program_that_cannot_be_run_fails_each_start(backend, name):
     for _ in range(5):  # The supervisor may have ended or not when its report is read.
-        with pytest.raises(BackendError, match=r"it did not start: [x/n]"):
+        with pytest.raises(BackendError, match=r"the command did not start: [x/n]"):
             await backend.start(Order("a", ProcessResourceSpec(command=[name])))
     assert list(await backend.discover()) == []
 
@@ -261,7 +261,7 @@ async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path)
 
 
 async def test_the_error_names_a_missing_workdir(backend):
-    with pytest.raises(BackendError, match="its workdir /no/such: No such file"):
+    with pytest.raises(BackendError, match="the workdir /no/such: No such file"):
         await backend.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
 
 

@@ -238,7 +238,7 @@ async def test_if_an_actor_is_killed_the_processes_of_its_workload_end(backend, 
     ray.kill(ray.get_actor(name, namespace="moorage"))
     ended = await end(reports)
     assert ended.phase is Phase.FAILED
-    assert "its actor is gone" in ended.detail
+    assert "the actor is gone" in ended.detail
     await asyncio.to_thread(until, lambda: not ray_world.workloads())
     await asyncio.to_thread(until, lambda: not folder.parent.exists())
     assert [each.phase for each in await backend.discover()] == [Phase.FAILED]

@@ -26,7 +26,7 @@ def test_warm_restarts_of_a_process_are_cheap_and_leave_nothing_behind(reset_com
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
 
 
-def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
+def test_a_warm_container_costs_little_compared_with_a_cold_one(container_engine, container_image):
     spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
     costs = cycles(spec, 5, starts=3)
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN

@@ -85,7 +85,7 @@ async def test_a_truncated_write_ahead_log_is_noticed_and_left_unchanged(path: P
     log = path.with_name("catalog.db-wal")
     cut(log, keep)
     before = log.stat().st_size
-    with pytest.raises(ServiceError, match=r"changes of \d+ that were durable.*ledger repair"):
+    with pytest.raises(ServiceError, match=r"of \d+ changes that were durable.*ledger repair"):
         await policies(path)
     assert log.stat().st_size == before
 

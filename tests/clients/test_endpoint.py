@@ -151,7 +151,7 @@ class Proxy(Served, socketserver.ThreadingTCPServer):
 
 
 @pytest.mark.parametrize("scheme", ["", "http://", "socks5://", "socks5h://"])
-def test_proxies_with_and_without_a_scheme_and_of_socks_are_used(scheme, site, harbour, shell):
+def test_http_and_socks_proxies_are_used_with_and_without_a_scheme(scheme, site, harbour, shell):
     if scheme.startswith("socks"):
         pytest.importorskip("socks", reason="the extra `socks` is not installed")
         pytest.importorskip("python_socks", reason="as above")

@@ -43,7 +43,7 @@ def test_events_of_leases_and_decisions_go_before_requests_and_stay_in_order():
     assert inbox.requests(TENANT) == 0
 
 
-def test_a_cancellation_stays_after_its_request_in_the_inbox():
+def test_the_inbox_does_not_move_a_cancellation_before_its_request():
     inbox = Inbox()
     first, other = request("a"), request("b")
     early = CancelAsked(TO, RequestId("a"), TENANT)

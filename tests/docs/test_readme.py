@@ -26,7 +26,7 @@ def test_each_new_terminal_activates_the_environment() -> None:
         assert block.startswith("$ . .venv/bin/activate\n")
 
 
-def test_no_page_has_a_command_after_a_server_in_its_terminal() -> None:
+def test_no_block_of_a_page_has_a_command_after_moored_serve() -> None:
     """`moored serve` runs until Ctrl-C, so commands after it in its block would never run."""
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = page.read_text()

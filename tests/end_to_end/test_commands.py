@@ -461,7 +461,7 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
         assert other == line
 
 
-def test_the_user_of_a_server_finds_it(tmp_path: Path) -> None:
+def test_doctor_finds_a_running_server_as_the_user_of_the_server(tmp_path: Path) -> None:
     program = as_another(tmp_path)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

@@ -1,4 +1,4 @@
-"""At a server, each kind of message and endpoint agrees with the table of rights."""
+"""A server allows each message and endpoint to the roles that the table of rights names."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ def test_each_operation_has_a_test_message_and_a_right() -> None:
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.METRICS])
-def test_each_message_is_answered_by_the_table_of_rights(
+def test_each_message_is_refused_to_exactly_the_roles_without_its_right(
     serve_roles: Server, tokens: dict[Role, str], role: Role
 ) -> None:
     rights = {kind.__struct_config__.tag: right for kind, right in RIGHT_OF.items()}
@@ -115,7 +115,7 @@ def test_each_message_is_answered_by_the_table_of_rights(
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize(("method", "path", "right"), HTTP)
-def test_each_endpoint_is_answered_by_the_table_of_rights(
+def test_each_endpoint_refuses_exactly_the_roles_without_its_right(
     serve_roles: Server, tokens: dict[Role, str], role: Role, method: str, path: str, right: Right
 ) -> None:
     headers = bearing(tokens[role])

@@ -131,7 +131,7 @@ def test_a_broken_shadow_changes_no_answer_and_is_reported(side, candidate, code
 
 
 def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command that activates a version, whether it is sound or not."""
+    """Activate a version by the command, which does not test the version first."""
     return server.moorage("policy", "activate", "--no-test", *arguments)
 
 

@@ -126,7 +126,8 @@ def test_a_failed_reset_is_given_as_the_reason_in_all_reports(server):
         news = {"event": ""}
         while news["event"] != "ended":
             news = read_message(watching)
-    assert "not kept warm: its reset ended with 3: no such table" in news["data"]["reason"]
+    said = "not kept warm: the reset command ended with code 3: no such table"
+    assert said in news["data"]["reason"]
     assert server.status(lease)["reason"] == news["data"]["reason"]
     why = server.say({"op": "why", "lease": lease["id"]})[0]["data"]
     assert "no such table" in json.dumps(why)

@@ -619,7 +619,7 @@ def test_no_constructor_of_the_daemon_takes_more_than_six_arguments(sources) -> 
     assert greedy == {}
 
 
-def test_no_attribute_of_the_daemon_is_declared_before_it_exists(sources) -> None:
+def test_each_declared_attribute_of_the_daemon_has_a_value(sources) -> None:
     early = [
         f"{source.name}:{name}"
         for source in sources

@@ -125,7 +125,7 @@ async def test_a_damaged_mark_is_restored_from_the_other_copy_of_the_mark(path: 
     assert (await read_back(path))[:2] == (facts, ())
     for copy in (0, 4096):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)
-    with pytest.raises(LedgerCorrupt, match="nothing else says how many facts it must have"):
+    with pytest.raises(LedgerCorrupt, match="nothing else says how many facts the file must have"):
         await read_back(path)
 
 

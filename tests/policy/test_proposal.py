@@ -127,7 +127,7 @@ def test_parts_of_several_requests_are_separate_and_parts_of_a_gang_belong_toget
     assert caught.value.field == "[1].cluster_id"
 
 
-def test_parts_of_a_gang_with_different_gpus_of_one_node_are_one_share() -> None:
+def test_gpus_of_one_node_in_several_parts_of_a_gang_are_joined_to_one_share() -> None:
     def part(*gpus: str, **more: Any) -> dict[str, Any]:
         return {"cluster_id": "c", "node_id": "n", "gpus": gpus, "cpu_milli": 5, **more}
 

@@ -1,4 +1,4 @@
-"""Tests of aggregation pipelines: examples of each stage, refusals with place, and bounds."""
+"""Tests of aggregation pipelines: examples of each stage, places in refusals, and bounds."""
 
 import pytest
 

@@ -386,11 +386,11 @@ async def test_a_resource_released_during_its_start_is_free_afterwards(engine, w
     assert await counts(engine) == (1, 1, 0)
 
 
-async def test_ending_a_starting_resource_fails_its_caller(engine, workshop):
+async def test_acquire_fails_if_its_resource_is_ended_during_the_start(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.acquire("a", Spec()))
     await engine.end("a")
-    with pytest.raises(BackendError, match="'a' was ended meanwhile"):
+    with pytest.raises(BackendError, match="'a' was ended during its start"):
         await task
     assert await engine.monitor() == {}
     assert workshop.under_way == 0
@@ -473,7 +473,7 @@ async def test_close_fails_waiters_and_the_backend_can_be_used_again(engine, wor
 async def test_close_reports_resources_that_cannot_be_ended_and_retries(engine, workshop):
     await engine.acquire("a", Spec())
     workshop.end_errors = [RuntimeError("it bites")]
-    with pytest.raises(BackendError, match=r"1 could not be ended: a of thing:default.* it bites"):
+    with pytest.raises(BackendError, match=r"did not end \(1\): a of thing:default.* it bites"):
         await engine.close()
     assert await counts(engine) == (1, 0, 1), "the resource may still run, so it counts"
     await engine.close()

@@ -74,13 +74,13 @@ _ClusterOption = Annotated[
 ]
 _HoldSeconds = Annotated[
     float | None,
-    _of_lease(min=1, max=TTL_SECONDS_MAX, help=f"Hold it for these seconds (else {TTL_SECONDS:g})"),
+    _of_lease(min=1, max=TTL_SECONDS_MAX, help=f"Seconds of the lease (else {TTL_SECONDS:g})"),
 ]
 _WaitSeconds = Annotated[
-    float | None, _of_lease(min=0, max=WAIT_SECONDS_MAX, help="Wait for these seconds")
+    float | None, _of_lease(min=0, max=WAIT_SECONDS_MAX, help="Seconds to wait in the queue")
 ]
 Preemptible = Annotated[
-    bool, _of_lease("--preemptible", help="Let it give way to a higher priority")
+    bool, _of_lease("--preemptible", help="Let the lease give way to a higher priority")
 ]
 _RuntimeMin = Annotated[
     float,
@@ -88,7 +88,7 @@ _RuntimeMin = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: seconds that it lasts in any case",
+        help="With --preemptible: seconds that the lease lasts in any case",
     ),
 ]
 _Notice = Annotated[
@@ -97,7 +97,7 @@ _Notice = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: seconds from the notice to its end",
+        help="With --preemptible: seconds from the notice to the lease's end",
     ),
 ]
 _Apart = Annotated[
@@ -113,7 +113,7 @@ _TtlMin = Annotated[
         min=0,
         max=TTL_SECONDS_MAX,
         metavar="SECONDS",
-        help="Shortest acceptable seconds if a reservation begins earlier",
+        help="Shortest acceptable lease, in seconds, if a reservation begins earlier",
     ),
 ]
 _Project = Annotated[str, _of_lease(help="Project to whose use the lease is added")]
@@ -182,7 +182,7 @@ def ask(
         str | None, _for_policy(help="Query that selects clusters")
     ] = None,
     search: Annotated[str | None, _for_policy(help="Similarity query")] = None,
-    lease: Annotated[bool, _of_lease("--lease", help="Hold it (else only advice)")] = False,
+    lease: Annotated[bool, _of_lease("--lease", help="Hold a lease (else only advice)")] = False,
     ttl: _HoldSeconds = None,
     ttl_min: _TtlMin = 0.0,
     apart: _Apart = "",
@@ -195,7 +195,7 @@ def ask(
     project: _Project = "",
     provision: Annotated[str | None, _of_lease(help="Workload to start: JSON, @file")] = None,
     until: Annotated[
-        Until, _of_lease(help="Return when it is granted, or when its workload is ready")
+        Until, _of_lease(help="Return when the lease is granted, or its workload ready")
     ] = Until.GRANTED,
     explain: Annotated[bool, typer.Option("--explain", help="Show the reasons")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only decide; hold nothing")] = False,

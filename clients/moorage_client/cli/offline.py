@@ -244,7 +244,7 @@ def _policy(session: CommandSession, name: str) -> JsonObject:
             document: JsonObject = services.policy(name)
         return document
     if name.endswith(SUFFIXES):
-        raise typer.BadParameter(f"FILE: there is no {name}")
+        raise typer.BadParameter(f"FILE: there is no file {name}")
     return {"shipped": name}
 
 

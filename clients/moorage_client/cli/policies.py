@@ -61,7 +61,7 @@ def push(
             " a PolicyRule document (.json), or the name of a shipped policy"
         ),
     ],
-    uri: Annotated[str | None, typer.Option(help="Register it as name:version-tag")] = None,
+    uri: Annotated[str | None, typer.Option(help="Register as name:version-tag")] = None,
     name: Annotated[str | None, typer.Option(help="… or give its name")] = None,
     version: Annotated[str | None, typer.Option(help="… and version")] = None,
     tag: Annotated[str | None, typer.Option(help="… and release tag")] = None,
@@ -77,12 +77,10 @@ def push(
     description: Annotated[str, typer.Option(help="One sentence that describes the policy")] = "",
     test: Annotated[
         bool,
-        typer.Option(
-            "--test/--no-test", help="Test it here first; shipped policies are not tested"
-        ),
+        typer.Option("--test/--no-test", help="Test the policy here first, unless it is shipped"),
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Register it even if it is not sound")
+        bool, typer.Option("--force", help="Register even a policy that is not sound")
     ] = False,
 ) -> None:
     """Test a policy like `policy test`, register it if it is sound, and print its URI."""
@@ -140,7 +138,7 @@ def show(
         str, typer.Argument(help="URI of the policy", autocompletion=completing.policies)
     ],
     history: Annotated[
-        bool, typer.Option("--history", help="Show its changes, with author and time")
+        bool, typer.Option("--history", help="Show the policy's changes, with author and time")
     ] = False,
 ) -> None:
     """Show the document of a policy with its code, or its history."""

@@ -70,9 +70,9 @@ def activate(
     ] = "stable",
     force: Annotated[
         bool,
-        typer.Option("--force", help="Even if it is not sound, or fails as the alias's shadow"),
+        typer.Option("--force", help="Accept an unsound version, or one that fails as a shadow"),
     ] = False,
-    test: Annotated[bool, typer.Option("--test/--no-test", help="Test it here first")] = True,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Test the version first")] = True,
 ) -> None:
     """Make an alias point at a version. Open requests finish with the old version.
 
@@ -130,13 +130,13 @@ def canary(
         float, typer.Option(help="The candidate's share of the requests: more than 0, at most 100")
     ] = 10.0,
     by: Annotated[By, typer.Option(help="What decides the version of a request")] = By.REQUEST,
-    seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed draws other requests")] = 0,
     report: Annotated[
         bool, typer.Option("--report", help="Show the outcomes of both versions")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if it is not sound")] = False,
-    test: Annotated[bool, typer.Option("--test/--no-test", help="Test it here first")] = True,
+    stop: Annotated[bool, typer.Option("--stop", help="End the canary")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Accept an unsound version")] = False,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Test the version first")] = True,
 ) -> None:
     """Send a share of an alias's requests to another version, show the results, or stop it.
 
@@ -164,7 +164,7 @@ def shadow(
     alias: AliasArgument,
     uri: CandidateArgument = "",
     report: Annotated[bool, typer.Option("--report", help="Show the differences")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the shadow")] = False,
 ) -> None:
     """Run a candidate on an alias's requests without effect, show the differences, or stop it."""
     _one_of(uri, report, stop)

@@ -55,19 +55,19 @@ def set_quota(  # Each is an option of the command.
     weight: Annotated[
         float, typer.Option(help="A tenant with twice the weight gets twice as much")
     ] = 1.0,
-    gpus: Annotated[float | None, typer.Option(help="GPUs of its own (else no limit)")] = None,
+    gpus: Annotated[float | None, typer.Option(help="The tenant's GPUs (else no limit)")] = None,
     cpu_milli: Annotated[int | None, typer.Option(help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(help="Memory")] = None,
     borrow_gpus: Annotated[
-        float | None, typer.Option(help="Unused GPUs of others that it may hold")
+        float | None, typer.Option(help="Unused GPUs of others that the tenant may hold")
     ] = None,
     lend_gpus: Annotated[
-        float | None, typer.Option(help="Unused GPUs of its own that others may hold (else all)")
+        float | None, typer.Option(help="The tenant's unused GPUs that others may hold (else all)")
     ] = None,
     notice: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="Seconds that borrowed leases may stay once it needs its quota"
+            metavar="SECONDS", help="Seconds that borrowed leases stay once the tenant needs quota"
         ),
     ] = 0.0,
 ) -> None:

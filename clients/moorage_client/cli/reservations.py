@@ -92,7 +92,7 @@ def add(  # Each is an option of the command.
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Seconds after its start at which it ends if no lease uses it; 0: never",
+            help="End an unused reservation these seconds after its start; 0: never",
         ),
     ] = 0.0,
     dry_run: Annotated[

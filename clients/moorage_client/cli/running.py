@@ -94,24 +94,24 @@ def run(
     priority: Annotated[int, typer.Option(help="Higher priorities go first")] = 0,
     preemptible: Preemptible = False,
     image: Annotated[
-        str | None, typer.Option(help="Run it in a container of this image (else as a process)")
+        str | None, typer.Option(help="Run in a container of this image (else as a process)")
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     workdir: Annotated[
         Path | None, typer.Option(help="Working directory (else this one; not for containers)")
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="Backend that starts it (else local, or the server's only one)")
+        str, typer.Option(help="Backend of the command (else local, or the only one)")
     ] = "",
     requeue: Annotated[
         int,
         typer.Option(
-            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, at most this often"
+            min=0, max=REQUEUES_MAX, help="Start a failed command elsewhere, at most this often"
         ),
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run it in a new folder, and fetch its files into this empty one"),
+        typer.Option(help="Run in a new folder, and fetch the files into this empty folder"),
     ] = None,
 ) -> None:
     """Hold GPUs while a command runs on them; print its output and exit with its exit code.

@@ -41,13 +41,13 @@ def whatif(
         list[str] | None, _of_change(metavar="CLUSTER/NODE[:N]", help="Add N nodes like NODE")
     ] = None,
     cordon: Annotated[
-        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Cordon it")
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Cordon this place")
     ] = None,
     uncordon: Annotated[
-        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Uncordon it")
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Uncordon this place")
     ] = None,
     drain: Annotated[
-        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Drain it")
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Drain this place")
     ] = None,
     quota: Annotated[list[str] | None, _of_change(help=_QUOTA)] = None,
     swap: Annotated[

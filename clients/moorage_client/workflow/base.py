@@ -67,8 +67,8 @@ class BaseExecutor:
         stop_seconds: How long to wait for a task after its stop signal. A task that runs on even
             then is left behind on a daemon thread, and holds its resources until it ends.
         journal: Stores which nodes have completed, so that a later run continues from there.
-        gates: Gates of nodes, by name; such a node waits until it is approved. Meanwhile it holds
-            its resources, and its `timeouts` include the wait.
+        gates: Gates of nodes, by name; such a node waits until it is approved. During the wait it
+            holds its resources; its `timeouts` include the wait.
         run_in: A `ProcessPoolExecutor` that runs the tasks, for tasks that compute in Python; the
             threads of the executor then only wait. Tasks and their results must be picklable. In
             such a task `current_node()` does not work, but the variables of

@@ -388,7 +388,7 @@ class Execution:
         return (*ahead, self._claims[worst]) if ahead else None
 
     def _exchange(self, number: int, group: int, waiting: Claim) -> bool:
-        """Give the queue place of `waiting` to a node; False if `waiting` was granted meanwhile."""
+        """Give the queue place of `waiting` to a node; False if `waiting` is already granted."""
         claim = self._claim(number)
         if not self._settings.pool.exchange(waiting, claim):
             return False
@@ -521,7 +521,7 @@ class Execution:
         return self._conclude(node, value, error)
 
     def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
-        """Report a node as ended although its task runs on; None if the task has ended meanwhile.
+        """Report a node as ended although its task runs on; None if the task has ended.
 
         The node's resources are released when the task ends.
         """

@@ -243,7 +243,7 @@ class _Run:
         self._kick.set()
 
     def _wait(self) -> None:
-        """Sleep until the run is over; meanwhile handle timers and calls of other threads."""
+        """Sleep until the run is over, but handle timers and calls of other threads."""
         while True:
             with self._lock:
                 now, due = time.monotonic(), []

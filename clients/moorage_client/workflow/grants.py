@@ -95,13 +95,13 @@ class Pool(Protocol):
         """Put a claim into the queue; the pool may call `claim.wake` even before this returns."""
 
     def withdraw(self, claim: Claim) -> bool:
-        """Remove a claim from the queue; False: it was granted meanwhile; give its grant back."""
+        """Remove a claim from the queue; False: it is already granted, so give its grant back."""
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
         """Give the queue place of the claim `waiting` to `claim`; `waiting` leaves the queue.
 
         Returns:
-            False if `waiting` was granted meanwhile, or the pool exchanges no places.
+            False if `waiting` is already granted, or the pool exchanges no places.
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:

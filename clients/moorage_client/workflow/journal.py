@@ -147,8 +147,8 @@ class RunJournal:
         with self._lock:
             if self._history.graph not in ("", digest):
                 raise JournalError(
-                    f"journal {self.path} is that of another graph; "
-                    "take another file, or remove this one if nothing of it still runs"
+                    f"journal {self.path} belongs to another graph; "
+                    "take another file, or remove this one if none of its tasks still runs"
                 )
             new = not self._history.graph
         if new:

@@ -206,7 +206,7 @@ class LeasedPool:
         self._opened.submit(self._ask(claim))
 
     def withdraw(self, claim: Claim) -> bool:
-        """Remove a claim from the server's queue; False if the claim was granted meanwhile."""
+        """Remove a claim from the server's queue; False if the claim is already granted."""
         place = claim.place
         with self._lock:
             if place.settled:
@@ -333,7 +333,7 @@ class LeasedPool:
     async def _recall(
         self, message: JsonObject, node_name: str, key: str, journal: RunJournal
     ) -> None:
-        """Leave the queue after a cancelled request; release a lease that was granted meanwhile."""
+        """Leave the queue after a cancelled request; release the lease if it was granted."""
         try:
             await self._connected.cancel(key)
         except RequestRefused:
@@ -449,7 +449,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     gpus, part = divmod(counts.get("gpu", 0), UNITS)
     if gpus and part:
         raise ResourceError(
-            f"{amount_of(counts['gpu'])} GPUs were required; expected a whole number, or below 1"
+            f"{amount_of(counts['gpu'])} GPUs were required; expected a whole number, or part of 1"
         )
     return Demand(
         gpus=gpus or (1 if part else 0),

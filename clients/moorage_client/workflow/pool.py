@@ -220,7 +220,7 @@ class ResourcePool:
             claim.place.wake()
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Give the queue place of `waiting` to `claim`; False if it was granted meanwhile."""
+        """Give the queue place of `waiting` to `claim`; False if `waiting` is already granted."""
         claim.place = self._ticket(claim)
         with self._lock:
             if waiting.place.granted:
@@ -241,7 +241,7 @@ class ResourcePool:
             return any(count > free[n] and 0 < less.get(n, 0) < count for n, count in amounts)
 
     def withdraw(self, claim: Claim) -> bool:
-        """Remove a claim from the queue; False if the claim was granted meanwhile."""
+        """Remove a claim from the queue; False if the claim is already granted."""
         return self._leave(claim.place)
 
     def give_back(

@@ -104,7 +104,7 @@ class MeasuredSandbox:
         await self._sandbox.close()
 
     def begin(self, inputs: JsonMapping, name: str = "rule") -> "asyncio.Future[Delivered]":
-        """Consult the policy as the policy called `name`; return the future of its result."""
+        """Begin an evaluation of the policy under the name `name`; return its future result."""
         self._number += 1
         code = self._codes.get(name)
         if code is None:  # As in the daemon, a policy's code is made once.

@@ -163,7 +163,7 @@ class _Agent:
         if 0 < options.unheard_seconds < UNHEARD_SECONDS_ADVISED:
             log.warning(
                 "unheard_seconds_short",
-                reason="a busy machine or server may be silent for as long; then the workloads end",
+                reason="a busy machine or server may be silent for this time: workloads then end",
                 unheard_seconds=options.unheard_seconds,
                 advised_seconds=UNHEARD_SECONDS_ADVISED,
             )

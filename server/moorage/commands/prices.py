@@ -10,7 +10,7 @@ from moorage.extras import install_command
 
 
 def prices(
-    region: Annotated[str, typer.Option(help="Of AWS.")] = "us-east-1",
+    region: Annotated[str, typer.Option(help="Region of AWS.")] = "us-east-1",
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:

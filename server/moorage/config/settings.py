@@ -470,7 +470,7 @@ class Config:
         Setting(
             seconds(0, 86_400),
             "Extra time after a restart, or after the server stood still for two seconds, for all "
-            "that expired meanwhile: leases, waits, warm workloads and unused reservations.",
+            "that expired in that time: leases, waits, warm workloads and unused reservations.",
         ),
     ] = 30.0
     requeue_pause_seconds: Annotated[

@@ -497,7 +497,7 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
     try:
         spans = Spans()
     except ValueError as error:
-        raise ServiceError(Code.UNAVAILABLE, f"a variable OTEL_…: {error}") from error
+        raise ServiceError(Code.UNAVAILABLE, f"a variable OTEL_… is wrong: {error}") from error
     stack.push_async_callback(spans.close)
     measures.watch(spans.metrics)
     return RequestTraces(spans)

@@ -153,7 +153,7 @@ def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:
 async def _stand_by(
     election: Election, outset: Outset, entrance: Entrance, waiting: Waiting, stack: AsyncExitStack
 ) -> Prepared:
-    """Wait until this server leads; meanwhile its ports refer callers to the leader."""
+    """Wait until this server leads; until then its ports refer callers to the leader."""
     measures, doors = outset.measures, entrance.doors
     standby = Standby(election, entrance.gateway, outset.tasks, outset.config.rollout)
     measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))

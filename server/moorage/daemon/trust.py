@@ -84,7 +84,7 @@ class Trust:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew(self) -> bool:
-        """Renew the heartbeat and block the event loop, so that no answer leaves meanwhile."""
+        """Renew the heartbeat; block the event loop until then, so that no answer leaves."""
         if self._over or self.election is None:
             return False
         began = time.monotonic()

@@ -72,7 +72,7 @@ class GatewayConnection(ServerConnection):
         self._large: Frame | None = None
         """The last large message. The library holds this message until the next frame comes."""
         self._queued_bytes = 0
-        """Bytes of a large message that waits to be taken; nothing after it is read meanwhile."""
+        """Bytes of a large message that waits to be taken; until then nothing after it is read."""
         self._taken_bytes = 0
         self._noted_bytes = 0
         self._held_back = False

@@ -56,7 +56,7 @@ class Counts:
         sessions_total: Sessions opened.
         messages_total: Messages read.
         malformed_total: Messages among them that could not be read.
-        replies_total: Replies given, to clients that had left meanwhile too.
+        replies_total: Replies given, also to clients that had left before the reply.
         events_total: Messages that were pushed.
         missed_total: Messages that were not pushed, since the client left too many unread.
         slow_readers_total: Sessions dropped because they did not read.

@@ -178,7 +178,7 @@ class CopiedDocuments:
         part = "data" if method == "read_cluster" else "cluster_metrics"
         content = None if found is None else msgspec.msgpack.decode(found.blob)[part]
         if content is None:
-            raise contract.CallRefusedError(f"the copy has no data about {arguments[0]}", 404)
+            raise contract.CallRefusedError(f"the what-if has no data about {arguments[0]}", 404)
         return content
 
     def at_hand(

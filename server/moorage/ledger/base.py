@@ -253,7 +253,7 @@ class Ledger(LedgerHistory, Protocol):
         Args:
             facts: The facts, in order. Empty: only wait for earlier calls.
             at: Now, in seconds since the epoch.
-            lone: Whether the facts are few, and the caller has no other work meanwhile. On a quick
+            lone: Whether the facts are few, and the caller has no other work to do. On a quick
                 disk, they are then durable before `append` returns.
 
         Returns:
@@ -268,7 +268,7 @@ class Ledger(LedgerHistory, Protocol):
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
-        The checkpoint is encoded and written in pieces, so that appends continue meanwhile. The
+        The checkpoint is encoded and written in pieces, so that appends continue. The
         newest two checkpoints stay. A crash in the middle leaves the older checkpoints as they
         were.
 

@@ -1,8 +1,8 @@
 """Reads schemas in the two dialects that `policy.schema` describes, and reports unreadable parts.
 
-`catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A user writes the schema:
-so its size is bounded, and a value of the field's type must be able to meet each constraint.
-Existing servers never read schemas, so no schema is refused: a part that cannot be read is noted
+`catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A user writes the schema,
+so its size is bounded. The server that Moorage replaces never read schemas, so no schema is
+refused. A part that cannot be read, or a constraint that does not suit the field's type, is noted
 and not enforced.
 """
 
@@ -178,7 +178,7 @@ class _Reader:
             expected = "an object with one entry per field, e.g. {'size': {'type': 'number'}}"
             raise SchemaError(path, expected, f"found {quote(document)}")
         if depth > DEPTH_MAX:
-            raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
+            raise SchemaError(path, f"at most {DEPTH_MAX} levels", "found more")
         entries = dict.fromkeys(demanded, _ANY)
         required = list(demanded)
         for name, given in document.items():
@@ -198,7 +198,7 @@ class _Reader:
     def entry(self, given: JsonValue, path: str, depth: int) -> FieldSchema:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
-            raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "this is one more")
+            raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "found more")
         if given is True:  # JSON Schema: anything.
             return _ANY
         if not isinstance(given, dict):
@@ -261,7 +261,7 @@ class _Reader:
             self._patterns += 1
             if self._patterns > PATTERNS_MAX:
                 expected = f"at most {PATTERNS_MAX} patterns in all"
-                raise SchemaError(place, expected, "this is one more")
+                raise SchemaError(place, expected, "found more")
             return self._compile(text, place)
 
         return self.attempt(read, None) if "pattern" in given else None
@@ -332,7 +332,7 @@ class _Reader:
             return None
         path = under(path, "items")
         if depth >= DEPTH_MAX:
-            raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
+            raise SchemaError(path, f"at most {DEPTH_MAX} levels", "found more")
         element = given["items"]
         if isinstance(element, list):  # The documents allow either form.
             if len(element) != 1:

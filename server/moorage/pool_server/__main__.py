@@ -1,6 +1,6 @@
 """The program that `moorage pool serve` executes; its only argument is its job, as JSON.
 
-The program prints one line of JSON when it answers requests, and exits with 2 if it cannot serve.
+The program prints one line of JSON once it is ready for requests, and exits with 2 if it never is.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ RACK_LABELS: Final = (
 """Labels that name a node's rack, since Kubernetes has no standard name for racks."""
 REGION_LABEL: Final = "topology.kubernetes.io/region"
 REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
-"""How often the device plugin advertises each device, if pods share devices in turns."""
+"""Label with the number of pods that may share each device, if pods share devices."""
 WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
 """Endings of the names of resources that count whole devices."""
 
@@ -197,7 +197,7 @@ class NodeReading:
         return int(text)
 
     def replicas(self) -> int:
-        """Return how many times each device is advertised, if pods share it in turns."""
+        """Return how many pods may share each device, at least 1."""
         return max(self._number_label(REPLICAS_LABEL), 1)
 
     def _whole_devices(self) -> list[Document]:

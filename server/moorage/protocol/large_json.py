@@ -1,4 +1,4 @@
-"""Reads and writes JSON of many megabytes; other threads continue meanwhile.
+"""Reads and writes JSON of many megabytes, while other threads continue.
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
 help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
@@ -68,8 +68,8 @@ def encode_in_parts(value: JsonValue) -> Iterator[bytes]:
     """Yield the JSON text of a value in parts, each encoded when the caller takes it.
 
     Args:
-        value: A value that `msgspec.json.encode` accepts, and that is not changed meanwhile. Large
-            values may only contain lists, tuples, and dicts with texts as keys.
+        value: A value that `msgspec.json.encode` accepts; it must not change before the last part.
+            Large values may only contain lists, tuples, and dicts with texts as keys.
     """
     part = bytearray()
     for piece in _pieces(value):

@@ -316,7 +316,7 @@ class _Machine:
         raise QueryError(
             self.place,
             "a pattern with fewer repetitions and choices",
-            "it takes too many steps to match",
+            "this pattern takes too many steps to match",
             Code.TOO_LARGE,
         )
 

@@ -131,7 +131,7 @@ class SpecPool:
 
     @property
     def stocking(self) -> int:
-        """The number of resources that are starting for the store."""
+        """The number of starting resources that no caller claims: the store keeps them free."""
         return sum(1 for claim in self.claims if claim.id is None)
 
     @property

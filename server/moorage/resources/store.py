@@ -150,7 +150,7 @@ class ResourceStore:
         if resource is not None:
             await finish(self._end(claim.pool, resource))
         else:
-            await finish(self._abandon(claim, BackendError(f"{name!r} was ended meanwhile")))
+            await finish(self._abandon(claim, BackendError(f"{name!r} was ended during its start")))
 
     async def close(self) -> None:
         """End all resources."""
@@ -175,7 +175,7 @@ class ResourceStore:
         errors = await finish(asyncio.gather(*ends, return_exceptions=True))
         reasons = [str(error) for error in errors if error is not None]
         if reasons:
-            raise BackendError(f"{len(reasons)} could not be ended: {'; '.join(reasons)}")
+            raise BackendError(f"resources did not end ({len(reasons)}): {'; '.join(reasons)}")
 
     def _pool(self, spec: BaseResourceSpec, backend: str, runner: Runner) -> SpecPool:
         key = pool_key(spec, backend)

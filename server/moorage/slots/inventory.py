@@ -52,7 +52,10 @@ class _Place:
         """Add free slots, or take them if `slots` is negative."""
         free = Amount(self.free + slots)
         if not 0 <= free <= self.instance.slots:
-            raise ValueError(f"{self.instance.id}: has {plain(self.instance.slots)} slots in all")
+            raise ValueError(
+                f"{self.instance.id}: expected 0 to {plain(self.instance.slots)} free slots, "
+                f"not {plain(free)}"
+            )
         self.become(free, self.instance.slots)
 
     def become(self, free: Amount, slots: Amount) -> None:

@@ -326,7 +326,8 @@ async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
 async def test_the_error_quotes_the_scheduler_if_a_node_takes_no_pod(world):
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
-    with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
+    said = r"unschedulable.*the node of the lease is cordoned or tainted"
+    with pytest.raises(BackendError, match=said):
         await world.backend.start(on(simulated_spec(), share("n1")))
 
 
@@ -390,7 +391,7 @@ async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
         await asyncio.to_thread(world.plane.delete, "Pod", each["metadata"]["name"])
     await until(lambda: not world.pods())
     await world.restart()
-    with pytest.raises(BackendError, match=r"its pod on n1, n2 is gone .*, and 0 of 2 are left"):
+    with pytest.raises(BackendError, match=r"the pod on n1, n2 is gone .*; 0 of 2 pods are left"):
         await world.backend.start(replace(order, resumed=True))
     assert world.pods() == []
 

@@ -174,7 +174,7 @@ def test_a_pod_without_resources_has_no_record(node_name: str, phase: str) -> No
     assert bound(pod("p1"), node_name, phase) is None
 
 
-def test_a_pod_counts_with_its_largest_phase() -> None:
+def test_a_pod_counts_with_the_largest_request_of_its_start_and_its_run() -> None:
     made = pod("p1", cpu="1", memory="1Gi")
 
     def starting(cpu: str, **more: str) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def test_taints_of_gpu_nodes_do_not_exclude_leases() -> None:
     assert "unavailable" not in machine(node("n1", gpus=1, taints=taints))
 
 
-def test_counted_use_of_others_avoids_leased_devices_if_possible() -> None:
+def test_gpus_that_other_pods_use_are_counted_on_unleased_devices_first() -> None:
     def used(theirs: int, leased: tuple[str, ...]) -> list[str]:
         pods = [bound(pod("p", gpus=theirs))]
         made = machine_document(node_record(node("n1", gpus=4)), (), pods, {}, "ours", leased)

@@ -261,7 +261,7 @@ def test_waiting_nodes_do_not_interrupt_a_long_chain(kind):
 
 
 @both
-def test_a_retried_node_is_ordered_by_its_path(kind):
+def test_a_retried_node_starts_before_nodes_with_a_cheaper_path(kind):
     order: list[str] = []
 
     def fail_once():

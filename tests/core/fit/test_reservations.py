@@ -341,9 +341,7 @@ def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) 
     assert consults(turn) == ["bob"]
 
 
-def test_waiters_of_the_tenant_wake_at_the_start_of_a_reservation_despite_an_earlier_use(
-    one: Hand,
-) -> None:
+def test_the_start_of_a_reservation_that_is_already_in_use_wakes_waiters(one: Hand) -> None:
     """Waiters wake when a reservation starts, even if a lease uses it just before the tick."""
     reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
     one.grant(ask("ann", ONE), place("n000", "7"))

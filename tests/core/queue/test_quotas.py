@@ -181,7 +181,7 @@ def test_the_dominant_share_decides_the_order() -> None:
     check(hand.allocator.state)
 
 
-def test_past_use_of_a_tenant_lowers_its_turn() -> None:
+def test_a_tenant_with_past_use_waits_behind_a_tenant_without() -> None:
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.step(HalfLifeConfigured(100.0))

@@ -34,7 +34,7 @@ from moorage.records.requests import resources_of
 ONE, BIG = Demand(gpus=1), Demand(gpus=9)
 
 
-def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
+def test_fleet_reports_each_cluster_as_the_sum_of_its_nodes() -> None:
     hand = Hand()
     assert hand.inquire("fleet") == {"clusters": [], "next": None}
     for cluster in (nodes(2, 3), nodes(0, 0, name="a"), nodes(1, 1, name="z")):

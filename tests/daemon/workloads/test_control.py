@@ -333,7 +333,7 @@ async def test_a_defect_in_one_workload_ends_only_its_lease(call):
     assert not house.tasks.broken.done()
 
 
-async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_end():
+async def test_a_workload_has_to_end_within_the_time_of_the_settings_and_of_its_notice():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 
@@ -355,7 +355,7 @@ async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_en
     assert not tasks.broken.done()
 
 
-async def test_the_notice_limits_how_long_a_starting_workload_takes_to_end():
+async def test_a_starting_workload_has_to_end_within_the_time_of_its_notice():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 

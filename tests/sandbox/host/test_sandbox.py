@@ -176,7 +176,7 @@ async def test_input_data_is_plain_json_and_added_values_are_read_by_key(shared_
 
 
 @IN_ONE_LOOP
-async def test_clients_answer_as_the_documented_classes_do(shared_bench):
+async def test_clients_of_a_policy_return_and_raise_as_documented(shared_bench):
     code = shared_bench.policy("""
 clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
 out = {"tuple": type(clusters.read_cluster("c0")).__name__}

@@ -158,7 +158,7 @@ class AgentMachine:
         Args:
             order: The order.
             kind: The type of its result.
-            again: Whether to send the order again if the connection breaks meanwhile.
+            again: Whether to send the order again if the connection breaks before the result.
 
         Raises:
             BackendError: The machine is away, or the `Backend` method of the order raised it.
@@ -337,7 +337,7 @@ class FleetBackend(CommonBackend):
         """Route a machine's orders over a connection; return once it runs only workloads of leases.
 
         Raises:
-            LinkLost: The connection broke meanwhile.
+            LinkLost: The connection broke before the machine was attached.
             BackendError: The agent cannot list its workloads. `TimeoutError`: the list came too
                 late.
         """
@@ -345,7 +345,7 @@ class FleetBackend(CommonBackend):
             async with asyncio.timeout(DISCOVER_SECONDS_MAX):
                 said = await link.call(wire.DiscoverOrder())
         except TimeoutError:
-            reason = f"its agent did not say within {DISCOVER_SECONDS_MAX:g} s what runs there"
+            reason = f"the agent did not say within {DISCOVER_SECONDS_MAX:g} s what runs there"
             raise TimeoutError(reason) from None
         found = _value(said, list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]

@@ -1,7 +1,8 @@
 """The agent's side of the connection: carries out the server's orders at a backend of its machine.
 
-`commands.agent_program` dials, and runs `AgentHost.serve` over each connection in turn. A started
-order continues without a connection: the server repeats the order later, and gets its result.
+`commands.agent_program` dials, and runs `AgentHost.serve` over one connection after the other. A
+started order continues without a connection: the server repeats the order later, and gets its
+result.
 """
 
 import asyncio
@@ -163,7 +164,7 @@ class AgentHost:
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
             reason = f"the order for {name} with fencing number {order.fencing} is outdated"
-            raise BackendError(f"{reason}: an order with {known} came before")
+            raise BackendError(f"{reason}: an order with number {known} came before")
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing

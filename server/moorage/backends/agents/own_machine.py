@@ -93,7 +93,7 @@ def refuse_unreachable(own: str, others: list[str]) -> None:
     if _is_loopback(own) and not all(map(_is_loopback, others)):
         raise UnsupportedSpecError(
             f"agents reach this server at {own}, through a proxy on their machine; members of a "
-            "gang on other machines cannot: set `local_address`"
+            "gang on other machines cannot reach it there: set `local_address`"
         )
 
 

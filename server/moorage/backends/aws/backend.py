@@ -232,7 +232,7 @@ class AwsBackend(CommonBackend):
 
         instance = await self._in_thread(begin)
         if instance is None:
-            return WorkloadReport(order.id, Phase.FAILED, detail="AWS no longer knows its instance")
+            return WorkloadReport(order.id, Phase.FAILED, detail="AWS no longer knows the instance")
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=instance.title))
         while True:
             seen.append(instance)

@@ -94,7 +94,7 @@ def run(
         late = deadline is not None and time.monotonic() > deadline
         if late or given_up.wait(LOOK_SECONDS):
             calls.manage("cancel_command", instance.region, CommandId=name)
-            raise TimeoutError(f"it ran longer than {timeout_seconds} s")
+            raise TimeoutError(f"the command ran longer than {timeout_seconds} s")
 
 
 def _read_status(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str, int, str] | None:

@@ -103,7 +103,7 @@ class Ec2Instance:
                 return "a user ended it at AWS (Client.UserInitiatedShutdown)"
             case _:  # AWS has many reasons, and adds new ones.
                 why = f": {self.message}" if self.message else ""
-                return f"its state at AWS is {self.state}{why}"
+                return f"the state of the instance is {self.state}{why}"
 
 
 class Instances:

@@ -108,7 +108,7 @@ def _one(
     """Launch an instance in one zone.
 
     AWS remembers client tokens longer than it lists ended instances. So the answer may be an
-    instance that has ended meanwhile; in this case, the number of the next turn gives a new token.
+    instance that has already ended; in this case, the number of the next turn gives a new token.
     """
     for each in range(turn, turn + ROUNDS_MAX):
         parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)

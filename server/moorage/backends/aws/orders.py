@@ -80,7 +80,7 @@ def check(spec: InstanceResourceSpec) -> None:
     if any(key.startswith(_OURS) for key in spec.tags):
         raise UnsupportedSpecError("tags: expected keys that start with neither aws: nor moorage:")
     if len(spec.tags) > TAGS_MAX:
-        raise UnsupportedSpecError(f"tags: expected at most {TAGS_MAX}")
+        raise UnsupportedSpecError(f"tags: expected at most {TAGS_MAX} tags")
     if len((spec.user_data or "").encode()) > USER_DATA_BYTES_MAX:
         raise UnsupportedSpecError(f"user_data: expected at most {USER_DATA_BYTES_MAX} bytes")
 

@@ -109,7 +109,7 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
     work = os.path.realpath(work)
     abi = system_call(CREATE, None, 0, 1)
     if abi < FILES_SINCE:
-        raise OSError(f"Landlock of this kernel is of version {abi}, and 2 is needed")
+        raise OSError(f"Landlock of this kernel has version {abi}; version 2 is needed")
     rights = ((1 << FILES.get(abi, 16)) - 1) & ~LIST
     scoped = SCOPE_SIGNAL if abi >= SIGNALS_SINCE and not signals else 0
     attribute = (ctypes.c_uint64 * 3)(rights, 0, scoped)

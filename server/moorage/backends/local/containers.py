@@ -329,7 +329,7 @@ class Containers(LocalWorkloads):
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
         except BackendError as error:  # The container may still run: report no end.
-            detail = f"its container cannot be inspected: {error}"
+            detail = f"the container cannot be inspected: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
         found = []
@@ -345,7 +345,7 @@ class Containers(LocalWorkloads):
         """Read output: of existing containers from the engine, of removed ones from files.
 
         By the time of the engine's answer, the container's name may belong to another start. So the
-        answer counts only if the folder of the start has not changed meanwhile.
+        answer counts only if the folder of the start is still the same.
         """
         folder = self._store.folder(workload)
         begun = self._start_number(folder, attempt)
@@ -449,7 +449,7 @@ class Containers(LocalWorkloads):
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
     def _hear(self, api: ContainerApi) -> None:
-        """Report each container's end; after a lost connection, also the ends missed meanwhile."""
+        """Report each container's end, also the ends while the connection was lost."""
         while not self._closed.is_set():
             for labels in self._events or ():
                 self._look_at_end(labels.get(_LABEL_ID, ""))

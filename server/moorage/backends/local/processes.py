@@ -225,9 +225,11 @@ class Processes(LocalWorkloads):
         try:
             done = await self.execute(workload, command, timeout_seconds=RESET_SECONDS_MAX)
         except TimeoutError as error:
-            raise BackendError(f"its reset failed: {error}") from error
+            raise BackendError(f"the reset of the workload failed: {error}") from error
         if done.exit_code != 0:
-            raise BackendError(f"its reset ended with {done.exit_code}: {done.output[-500:]}")
+            raise BackendError(
+                f"the reset command ended with code {done.exit_code}: {done.output[-500:]}"
+            )
 
     async def execute(
         self,
@@ -436,7 +438,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
     """Bind a process's threads to processors, and limit its memory, where given.
 
-    A workload that has ended meanwhile is skipped.
+    A process that has ended is skipped.
     """
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         if memory_bytes is not None:
@@ -479,6 +481,6 @@ def _begin_supervisor(folder: Path) -> None:
         os.close(seen)
     report = json.loads(line) if line else {}
     if not line and workload_store.holder(folder) is None:
-        report = {"error": "its supervisor reported nothing"}
+        report = {"error": "the supervisor of the command reported nothing"}
     if "error" in report:
-        raise BackendError(f"it did not start: {report['error']}")
+        raise BackendError(f"the command did not start: {report['error']}")

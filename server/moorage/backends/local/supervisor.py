@@ -238,7 +238,7 @@ def become(order: "JsonObject", place: str) -> None:
     try:
         os.chdir(place)
     except OSError as error:
-        raise ValueError(f"its workdir {place}: {error.strerror}") from error
+        raise ValueError(f"the workdir {place}: {error.strerror}") from error
     command = order["command"]
     os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own command.
 

@@ -250,8 +250,8 @@ class WorkloadStore:
                     # Open the folder by its descriptor, since a stop may have moved it meanwhile.
                     there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
                     if order.get("workdir") or not there:
-                        reason = "it did not run in a folder of its own, but in a container or"
-                        raise UnsupportedSpecError(f"{reason} where its `workdir` says")
+                        reason = "the workload did not run in a folder of its own, but in a"
+                        raise UnsupportedSpecError(f"{reason} container or in its `workdir`")
                     return os.open("work", _FOLDER, dir_fd=opened)
                 finally:
                     os.close(opened)
@@ -281,7 +281,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
         output = _open(Path("output.log"), opened)
         if output is None:
             if os.path.lexists(folder / "output.log"):
-                raise BackendError("its output cannot be read: it is no longer a file")
+                raise BackendError("the output cannot be read: output.log is no longer a file")
             return Log("", 0, over, code)
     finally:
         os.close(opened)

@@ -42,7 +42,7 @@ STOPPING_SECONDS: Final = 0.02
 """Seconds between two checks whether a stop has finished."""
 STOP_SECONDS_MAX: Final = 3660.0
 """Longest wait for a stop: the longest stop time that a spec may have, and a minute."""
-_GONE: Final = "Ray no longer knows its actor{}: its node or the cluster was lost"
+_GONE: Final = "Ray no longer knows the workload's actor{}: its node or the cluster was lost"
 
 
 class RayBackend(CommonBackend):
@@ -188,7 +188,7 @@ class RayBackend(CommonBackend):
     async def reset(self, workload: str) -> JsonValue:
         """Refuse a reset: no spec of Ray has a reset command."""
         await self.status(workload)
-        raise UnsupportedSpecError("the backend ray resets nothing; end it, and start another")
+        raise UnsupportedSpecError("a workload on Ray cannot be reset: end it, and start another")
 
     async def execute(
         self,

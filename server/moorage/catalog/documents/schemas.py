@@ -229,14 +229,14 @@ def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema
         return None
     if not isinstance(given, list) or len(given) > COMMANDS_MAX:
         expected = f"a list of at most {COMMANDS_MAX} objects {{name, description, schema}}"
-        found = f"found {len(given)}" if isinstance(given, list) else "it is no list"
+        found = f"found {len(given)} entries" if isinstance(given, list) else "found no list"
         notes.append(SchemaError(_COMMANDS_FIELD, expected, found))
         return None
     commands: dict[str, Schema | None] = {}
     for number, each in enumerate(given):
         path = f"{_COMMANDS_FIELD}[{number}]"
         if not isinstance(each, dict):
-            notes.append(SchemaError(path, "an object {name, description, schema}", "it is none"))
+            notes.append(SchemaError(path, "an object {name, description, schema}", "found none"))
             return None
         name = each.get("name")
         if not isinstance(name, str) or not name or name in commands:

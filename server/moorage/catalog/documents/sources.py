@@ -185,7 +185,7 @@ class CodeSources:
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 if number == len(addresses):
                     raise
-        raise OSError("the name of its host has no address")
+        raise OSError(f"the host {url.host} has no address")
 
     async def _addresses(self, url: "httpx.URL") -> list[str]:
         """Resolve the host of a URL once; refuse addresses that are not allowed."""

@@ -314,7 +314,7 @@ class DocumentStore:
         return job.work(Database(records, place, self.warnings, owners, job.tenant))
 
     def _next(self) -> _Job[Any] | None:
-        """Wait for the next job and return it; meanwhile do maintenance that is due."""
+        """Wait for the next job and return it; while waiting, do maintenance that is due."""
         while True:
             wait_seconds = None
             with contextlib.suppress(StorageError):  # The next job fails with it.

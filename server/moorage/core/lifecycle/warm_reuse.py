@@ -138,7 +138,7 @@ class WarmReuse:
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """Evict warm leases if more room could change the refusal; return the nodes, or None."""
+        """Evict warm leases if that could change a refusal; return what `capacity` returns."""
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED

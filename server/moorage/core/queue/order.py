@@ -86,7 +86,7 @@ class WaitingQueue:
             pass
 
     def index(self) -> Iterator[None]:
-        """Index all waiters, piece by piece. The caller adds and removes no waiter meanwhile."""
+        """Index all waiters, piece by piece. Until the end, no waiter may be added or removed."""
         self._begin()
         for number, waiter in enumerate(self._state.waiting.values()):
             if not waiter.pauses:
@@ -361,7 +361,7 @@ class WaitingQueue:
     # Turns -----------------------------------------------------------------------------------
 
     def grew(self, places: Collection[GrownPlace] | None) -> None:
-        """Record the places where capacity grew or may be freed; None: everywhere."""
+        """Record the places where capacity grew or is about to grow; None: everywhere."""
         if places is not None and not places:
             return
         for row in self._ranking.grew(places, wanted=bool(self._declined)):

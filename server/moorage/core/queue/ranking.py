@@ -34,7 +34,7 @@ ALTERNATIVES_WIDTH: Final = 8
 """Columns for alternatives in a new table, which grows for requests with more alternatives."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
 """Maximum choices of GPU models, labels and clusters among a tenant's waiters; a request with one
-more is refused as `busy`. Each choice costs some microseconds per release of a lease.
+more is refused as `busy`. The first release on a node costs some microseconds for each choice.
 """
 COUNTED_MAX: Final = 16
 """Maximum lines whose position is counted one by one; for more, all lines are sorted."""
@@ -306,10 +306,10 @@ class Ranking:
         return bool(self._classes["refused_at"][row] == changes)
 
     def grew(self, places: Collection[GrownPlace] | None, *, wanted: bool) -> list[int]:
-        """Record the places where capacity grew or may be freed; None: everywhere.
+        """Record the places where capacity grew or is about to grow; None: everywhere.
 
         Returns:
-            Rows of the classes that may be served at these places, if the caller wants the rows.
+            With `wanted`, the rows of the classes of waiters that may be served at these places.
         """
         if places is None or self._grown is None:
             self._grown = None

@@ -222,7 +222,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 
 class Requeued(msgspec.Struct, frozen=True, gc=False):
-    """A lease whose workload failed waits for another place, and holds no capacity meanwhile."""
+    """A lease whose workload failed waits for another place; until then it holds no capacity."""
 
     lease: RequestId
     at: float

@@ -30,7 +30,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
     Args:
         at: Start of the wait; for a lease, the arrival of its request.
         deadline: End of the wait; for a lease, its end unless it is renewed.
-        lease: The lease, which holds nothing meanwhile; None: a request without a lease.
+        lease: The lease, which holds nothing while it waits; None: a request without a lease.
     """
 
     ask: Ask

@@ -284,7 +284,7 @@ class ClusterGone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Restarted(msgspec.Struct, frozen=True, gc=False):
-    """The daemon has restarted. Leases get `grace_seconds`, as none could be renewed meanwhile."""
+    """The daemon has restarted. Leases get `grace_seconds`, as none could be renewed before."""
 
     grace_seconds: float
 
@@ -294,7 +294,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         seconds: Length of the stall.
-        grace_seconds: Least time left to leases that expired meanwhile; see `Grace`.
+        grace_seconds: Least time left to leases that expired during the stall; see `Grace`.
     """
 
     seconds: float

@@ -46,7 +46,7 @@ log = structlog.get_logger("moored")
 
 
 class AuditFiles:
-    """Appends lines to the audit files of one server; several processes may append in turn.
+    """Appends lines to the audit files of one server; several processes may append, one at a time.
 
     Args:
         folder: The data folder.
@@ -116,7 +116,7 @@ class AuditFiles:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock of the folder, which writers take in turn; forget a file that changed."""
+        """Hold the lock of the folder, so that one writer writes; forget a file that changed."""
         if self._lock is not None:
             _take(self._lock)
             if not self._is_seen():

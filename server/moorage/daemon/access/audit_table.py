@@ -20,7 +20,7 @@ from moorage.storage.base import AuditEnd, AuditRows
 
 
 class AuditTable:
-    """Appends lines to the audit log in a database; several servers may append in turn.
+    """Appends lines to the audit log in a database; several servers may append, one at a time.
 
     Args:
         rows: The rows of the audit log in the database.

@@ -1,7 +1,7 @@
 """The keys with which an issuer of OpenID Connect signs: fetched in the background, and cached.
 
-A token that names an unknown key has them fetched again, since the issuer may have rotated its
-keys: once for all who wait meanwhile, and never twice within `REFRESH_PAUSE_SECONDS`.
+If a token names an unknown key, the keys are fetched again, since the issuer may have rotated them:
+once for all requests that wait for them, and never twice within `REFRESH_PAUSE_SECONDS`.
 """
 
 import asyncio

@@ -59,7 +59,7 @@ class AgentOrigin(NamedTuple):
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
-    """An agent that has joined.
+    """An agent that has joined, is joining, or was forgotten.
 
     Args:
         cluster_id: The cluster that its machine belongs to.
@@ -72,8 +72,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
         address: The address from which the agent last connected.
         unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.
-        forgotten: Whether it was forgotten, or has not joined yet: the server removes its node,
-            then this record. So neither a crash nor a stopped server leaves a node behind.
+        forgotten: Whether the server has to remove its node, then this record: it was forgotten,
+            or has not finished joining. So no crash or stopped server leaves a stray node.
         folder: Its data folder, at its last connection; None: unknown.
     """
 

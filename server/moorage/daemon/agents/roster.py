@@ -266,9 +266,9 @@ class AgentRoster:
         assert isinstance(hello, wire.AgentHello)
         if hello.unheard_seconds and not self._outlasts(hello.unheard_seconds):
             raise _Refusal(
-                f"the agent ends what it runs when it is unheard for {hello.unheard_seconds:g} s, "
-                f"and this server's agent_lost_seconds, {self._lost_seconds:g}, is not longer by "
-                f"{UNHEARD_MARGIN_SECONDS:g} s; change one of both"
+                f"the agent ends workloads if it hears no server for {hello.unheard_seconds:g} s; "
+                f"this server's agent_lost_seconds, {self._lost_seconds:g}, must be "
+                f"{UNHEARD_MARGIN_SECONDS:g} s longer: change one of the two settings"
             )
         return hello
 

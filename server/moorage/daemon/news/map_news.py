@@ -108,7 +108,7 @@ class MapNews:
             self._facts.clear()
 
     async def _make(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
-        """Return a map of the state when all its facts are durable. New facts wait meanwhile."""
+        """Return a map of the state when all its facts are durable. Until then new facts wait."""
         self._facts.clear()
         self._too_many = False
         shown = FleetMap(self._state)

@@ -272,7 +272,7 @@ class Watchers:
         log.warning(
             "policy_examples_failed",
             policy_rule_uri=ref.uri,
-            finding=f"its examples fail: {reason}",
+            finding=f"examples of this policy fail: {reason}",
         )
         self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 

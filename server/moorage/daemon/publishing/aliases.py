@@ -391,7 +391,7 @@ class Publishing:
     async def _fall_back(self, name: str, statistics: VersionStatistics, failure: str) -> None:
         """Activate the last good version that still loads; change nothing if there is none.
 
-        `failure` is the reason at the time of the decision: requests are answered meanwhile.
+        `failure` is the reason at the time of the decision: later answers do not change it.
         """
         try:
             alias = self.aliases.find(name)

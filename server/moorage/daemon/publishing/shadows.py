@@ -375,7 +375,7 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 def _compare(ask: Ask, side: Side, state: State) -> None:
     """Return the placement in an answer, and whether the core could ever grant it.
 
-    The fleet has changed meanwhile, so a place that is taken now does not count as a fault.
+    The fleet may have changed since the answer, so a place that is taken now is no fault.
     """
     if side.refusal is not None:
         return

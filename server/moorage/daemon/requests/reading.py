@@ -22,7 +22,7 @@ def is_described(message: AllocationRequest) -> bool:
 
 
 def overridden_fields(message: AllocationRequest) -> list[str]:
-    """Return warnings about fields with candidates that are ignored in favour of another field."""
+    """Return warnings about ignored fields: another field already names the candidates."""
     if message.filter is None and message.search is None:
         return []
     given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]

@@ -373,7 +373,7 @@ class WorkloadControl:
                 await self._stopped(backend, name)
                 workload = await backend.start(order)
         except TimeoutError as error:
-            reason = str(error) or "its workload was not ready in time"
+            reason = str(error) or "the workload was not ready in time"
             await self._report_failed_start(backend, lease, reason)
         except (BackendError, SpecError) as error:
             await self._report_failed_start(backend, lease, str(error))
@@ -422,7 +422,7 @@ class WorkloadControl:
 
     async def _keep(self, backend: Backend | None, lease: Lease) -> None:
         self._running[lease.workload] = lease
-        unfit = "its backend no longer exists" if backend is None else await _unfit(backend, lease)
+        unfit = "the backend no longer exists" if backend is None else await _unfit(backend, lease)
         if unfit:
             await self._stop(backend, lease, unfit)
         else:
@@ -514,7 +514,7 @@ async def _unfit(backend: Backend, lease: Lease) -> str:
                     await backend.reset(lease.workload)
             seen = await backend.probe(lease.workload)
     except TimeoutError:
-        return f"its reset took longer than {KEEP_SECONDS_MAX:g} s"
+        return f"the reset took longer than {KEEP_SECONDS_MAX:g} s"
     except (BackendError, OSError) as error:
         return str(error)
     return "" if seen.phase is Phase.READY else seen.detail or f"it is {seen.phase}"

@@ -56,7 +56,7 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
     """
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"the context was changed meanwhile; it is at version {version} now")
+        super().__init__(f"another request changed the context; it is at version {version} now")
         self.version = version
 
 
@@ -64,7 +64,7 @@ class ContextClient:
     """`settings["context_client"]`: the context that all processes of this version share.
 
     For policies that must not lose a change. A changed dict `context` of `eval` is dropped without
-    an error if another process has changed the context meanwhile; `swap` raises an error.
+    an error if another process changed the context during `eval`; `swap` raises an error.
     """
 
     Conflict = ContextConflict

@@ -266,9 +266,9 @@ class ClusterEntry(LazyDict):
         return capacity_of(self._fleet, self._cluster_id)
 
     def fold(self) -> None:
-        """Drop the decoded values, unless the policy could notice that they are made again.
+        """Drop the decoded values, unless the policy could notice that they are decoded again.
 
-        The policy could tell if it changed the values, or holds a part of them.
+        A policy notices if it has changed a value, or still refers to a part of the values.
         """
         if dict.keys(self) != _UNREAD.keys():
             return

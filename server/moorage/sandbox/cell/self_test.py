@@ -1,8 +1,8 @@
 """The attacks by which the host tests its own jail before it serves requests.
 
 `attack` runs in a jailed cell that holds no policy yet; `REFUSED` and `DEADLY` tell the host what
-to expect. Reading a file that must be readable outside, a real socket, a real fork: if any of them
-succeeds in the cell, the server does not start.
+to expect. If the cell can, for example, read a file that any process may read, open a socket or
+fork, the server does not start.
 """
 
 import mmap
@@ -20,12 +20,12 @@ REFUSED: Final = (
     "kill_all", "exec_memory", "exec_protect", "more_files", "more_memory", "priority",
     "other_channel",
 )  # fmt: skip
-"""Attacks that must fail with an error the attacker survives."""
+"""Attacks that must fail with an error; the attacking cell keeps running."""
 DEADLY: Final = (
     "ptrace", "execve", "io_uring_setup", "bpf", "unshare", "memfd_create", "process_vm_readv",
     "pidfd_open", "keyctl", "userfaultfd", "x32",
 )  # fmt: skip
-"""Attacks at which the kernel must end the attacker."""
+"""Attacks at which the kernel must end the attacking cell."""
 
 
 def attack(name: str) -> str:

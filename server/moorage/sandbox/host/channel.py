@@ -34,7 +34,7 @@ from moorage.sandbox.wire.limits import (
 CALLS_BEYOND_MAX: Final = 16
 """Calls beyond the limit that are refused before the cell is killed: an honest cell makes none."""
 LOAD_UNDISTURBED: Final = 0.1
-"""Share of its time limit that a load may take before its cell counts as a hog."""
+"""Share of the time limit of a load after which the loading cell counts as a hog."""
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
@@ -509,7 +509,7 @@ class Cell(asyncio.Protocol):
         frame: frames.Call,
         arguments: tuple[JsonValue, ...],
     ) -> None:
-        """Answer a call of the cell with the services' result; stop the head's clock meanwhile."""
+        """Answer a call of the cell with the services' result; stop the head's clock until then."""
         try:
             answer = await answers.answer_call(services, frame, arguments)
         except asyncio.CancelledError:

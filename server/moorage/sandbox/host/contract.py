@@ -179,8 +179,8 @@ class HostServices(Protocol):
         """Return the answers of `call` about these clusters, as msgpack, if they are in memory.
 
         A policy waits for the answer to its call, and an answer from memory takes half the time.
-        Cells cache answers: call `Sandbox.drop_documents` with the id before `call` would return
-        anything else. Answers are also prefetched, so this method must not call a service.
+        Cells cache answers: before `call` gives another answer about a cluster, the daemon has to
+        call `Sandbox.drop_documents`. Answers are also prefetched, so this method calls no service.
         """
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
@@ -267,7 +267,7 @@ class OpenCircuit:
     """A policy whose requests of one tenant are refused for a while.
 
     Args:
-        tenant: The tenant whose requests are refused meanwhile.
+        tenant: The tenant whose requests are refused while the circuit is open.
         overruns: The policy's latest evaluations for this tenant that were stopped at their
             deadline.
         seconds: How long the circuit stays open, in seconds.

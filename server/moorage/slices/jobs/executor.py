@@ -37,7 +37,7 @@ CRASHES_MAX: Final = 2
 preempted: a cloud may end processes before it reclaims a machine. After that, the job counts as
 failed."""
 CRASH_SECONDS: Final = 60.0
-"""Seconds from its start within which a process that dies "dies at once"."""
+"""A process that dies within these seconds after its start counts as dead at once."""
 
 logger: Final = logging.getLogger("ray")
 

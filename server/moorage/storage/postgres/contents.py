@@ -25,7 +25,7 @@ _PAGE_LINES: Final = 1_000
 
 @contextlib.contextmanager
 def reading(address: str) -> Iterator[Contents]:
-    """Yield the contents of a database, and let no server use it meanwhile.
+    """Yield the contents of a database, and let no server use it during the block.
 
     Raises:
         StorageLocked: A server uses the database.

@@ -47,7 +47,7 @@ STAND_SECONDS: Final = 0.05
 STANDBY_SECONDS: Final = 1.0
 """Seconds between two heartbeats of a standby."""
 SEEN_SECONDS: Final = 5.0
-"""Seconds after its last heartbeat from which a standby counts as gone."""
+"""A standby counts as gone this many seconds after its last heartbeat."""
 SPARE: Final = 4
 """Sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
 _TRIES_MAX: Final = 20

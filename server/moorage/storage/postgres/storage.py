@@ -163,7 +163,7 @@ class PostgresStorage:
         return self
 
     def has_records(self) -> bool:
-        """Return True: the tables of the ledger and the catalog are created together."""
+        """Return True: a database with a ledger has a catalog, since one step creates both."""
         return True
 
     def secret(self) -> bytes:

@@ -196,7 +196,7 @@ def _copy_catalog(source: Path, copy: Path) -> None:
         with closing(connect_to_look(copy)) as connection:
             changes = RecordTables(connection).commits()
         if changes < found.first:
-            raise StorageCorrupt(place, f"it has seen {changes} changes of {found.first}")
+            raise StorageCorrupt(place, f"the file has {changes} of {found.first} changes")
         numbers = (changes, 0, found.writes)
         DurableMark(records_file.mark_path(copy), records_file.LABEL, *numbers).close()
 

@@ -30,7 +30,7 @@ from moorage.storage.sqlite.storage import read_secret, write_secret
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[Contents]:
-    """Yield the contents of a data folder; no server can use the folder meanwhile.
+    """Yield the contents of a data folder; no server can use it during the block.
 
     Raises:
         StorageLocked: A server uses the folder.

@@ -275,7 +275,7 @@ def look(ledger: Path) -> Found:
         if (found.exists or not new) and not found.known:
             raise StorageCorrupt(
                 place,
-                f"{found.doubt}, and nothing else says how many facts it must have: "
+                f"{found.doubt}, and nothing else says how many facts the file must have: "
                 f"it has {0 if new else tables.last_seq()}",
             )
         if new and not found.exists and (given := read_mark(fencing_path(ledger), FENCING).first):

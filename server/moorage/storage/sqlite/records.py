@@ -285,7 +285,7 @@ def look(path: Path) -> Found:
     if changes < found.first:
         raise StorageCorrupt(
             place,
-            f"it has {changes} changes of {found.first} that were durable; its write-ahead"
+            f"it has {changes} of {found.first} changes that were durable; its write-ahead"
             " log, or the file itself, is damaged, cut or gone",
         )
     if lost := find_log_damage(path):

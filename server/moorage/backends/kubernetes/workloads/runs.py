@@ -499,7 +499,7 @@ def _lost_pods(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
     missing = [each for each in nodes if each not in {pod.node for pod in pods}]
     where = f" on {', '.join(missing)}" if missing else ""
     size = pods[0].size if pods else len(nodes)
-    return f"its pod{where} is gone from the API server, and {len(pods)} of {size} are left"
+    return f"the pod{where} is gone from the API server; {len(pods)} of {size} pods are left"
 
 
 def _is_whole(pods: Sequence[PodState]) -> bool:

@@ -363,11 +363,11 @@ def _why_stuck(title: str, reason: str, message: str) -> str:
 def _advice(pod: PodState) -> str:
     said = pod.unschedulable
     if "were unschedulable" in said or "untolerated taint" in said:
-        return "its node is cordoned or tainted"
+        return "the node of the lease is cordoned or tainted"
     if "claim" in said or "device" in said:
         return "another claim has its devices: see `kubectl get resourceclaims -A`"
     if "Insufficient" in said:
-        return "its node has less free than the spec requests, or other pods hold the resources"
+        return "the node has less free than the spec requests, or other pods hold the resources"
     return "see `kubectl describe pod`"
 
 

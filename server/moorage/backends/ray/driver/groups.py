@@ -119,7 +119,7 @@ class JobGroups:
             deadline = time.monotonic() + MAKE_SECONDS_MAX
             while _state(group) != "CREATED":
                 if given_up.wait(LOOK_SECONDS):
-                    raise GroupError("its start was cancelled")
+                    raise GroupError("the start of the workload was cancelled")
                 if time.monotonic() > deadline:
                     raise GroupError(
                         f"Ray has not reserved the devices of a job within {MAKE_SECONDS_MAX:g} s:"

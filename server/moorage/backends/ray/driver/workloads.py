@@ -179,7 +179,7 @@ class Workloads:
         try:
             with self._lock_of(workload):
                 if given_up.is_set():
-                    raise NotDoneError("its start was cancelled")
+                    raise NotDoneError("the start of the workload was cancelled")
                 return self._start(workload, plans, given_up, new=new)
         finally:
             with self._lock:
@@ -265,7 +265,7 @@ class Workloads:
                     )
                 members[number], answer = self._exact(members[number], plan, given_up)
             if answer["phase"] == "succeeded" and plan["readiness"]:
-                raise NotDoneError("it ended before it was ready")
+                raise NotDoneError("the workload ended before it was ready")
             # Without a readiness check, an ended command was ready first; its watcher reports the
             # end.
             began = answer.get("exit_code") is not None and not plan["readiness"]
@@ -308,14 +308,14 @@ class Workloads:
                 report: Report = ray.get(ref)
                 return report
             if given_up.is_set():
-                raise NotDoneError("its start was cancelled")
+                raise NotDoneError("the start of the workload was cancelled")
             if not running:
                 running = bool(ray.wait([runs], timeout=0)[0])
             if not running and time.monotonic() > deadline:
                 where = plan["node"] or "any node"
                 raise NotDoneError(
-                    f"Ray has not started its actor on {where} within {seconds:g} s: it wants"
-                    f" {_wants(plan['options'])}, and others may hold these resources"
+                    f"Ray has not started the workload's actor on {where} within {seconds:g} s: the"
+                    f" actor wants {_wants(plan['options'])}; others may hold these resources"
                 )
 
     # Stopping ----------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class Workloads:
         if not missing or not members:  # If all are gone, callers report it.
             return ""
         where = ", ".join(shape.node(index) or f"rank {index}" for index in sorted(missing))
-        return f"its actor on node {where} is gone, and {len(members)} of {shape.actors} are left"
+        return f"the actor on node {where} is gone; {len(members)} of {shape.actors} actors remain"
 
     def _watch_forever(self) -> None:
         while True:
@@ -529,8 +529,8 @@ class Workloads:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
         except ray.exceptions.GetTimeoutError as error:
             if question == "logs":
-                raise NotDoneError("its actor does not answer") from error
-            return {"phase": "starting", "detail": "its actor does not answer"}
+                raise NotDoneError("the actor of the workload does not answer") from error
+            return {"phase": "starting", "detail": "the actor of the workload does not answer"}
         except ray.exceptions.RayError as error:
             if question == "logs":
                 raise UnknownActorError(member.name) from error
@@ -560,7 +560,7 @@ def _kill(handle: RayHandle) -> None:
 
 
 def _lost_report(error: Exception) -> Report:
-    return {"phase": "failed", "detail": f"its actor is gone: {_first_line(error)}", "lost": True}
+    return {"phase": "failed", "detail": f"the actor is gone: {_first_line(error)}", "lost": True}
 
 
 def _place_report(report: Report, shape: _Shape | None, index: int) -> Report:

@@ -69,7 +69,7 @@ class _Kept:
         said = json.loads(self._process.stdout.readline() or "{}")
         self._process.wait()  # The warden has forked.
         if "pid" not in said:
-            raise OSError(said.get("error", "its processes cannot be supervised"))
+            raise OSError(said.get("error", "the processes of the command cannot be supervised"))
         self._leader = int(said["pid"])
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -325,7 +325,7 @@ class WorkloadHost:
         elif code == 0:
             phase, detail = "succeeded", "exit status 0"
         elif code is None:
-            phase, detail = "failed", "its processes were killed"
+            phase, detail = "failed", "the processes of the workload were killed"
         else:
             ended = f"exit status {code}" if code > 0 else f"{signal.Signals(-code).name}"
             phase, detail = "failed", ended
@@ -406,7 +406,7 @@ class WorkloadHost:
         with tempfile.TemporaryFile() as output:
             with self._starting:
                 if self._stopping:
-                    raise OSError("its workload is being stopped")
+                    raise OSError("the workload is being stopped")
                 where = folder or self._folder
                 execution = _Kept(self._plan["warden"], keep, variables, where, output)
                 self._executions = {each for each in self._executions if not each.gone.is_set()}
@@ -418,7 +418,7 @@ class WorkloadHost:
             output.seek(0)
             text = output.read(_OUTPUT_BYTES_MAX).decode(errors="replace")
             if done and execution.code is None:
-                raise OSError("its processes were killed")
+                raise OSError("the processes of the command were killed")
             return execution.code if done else None, text
 
     def _read(self, offset: int) -> tuple[bytes, int, bool, int | None]:
