@@ -25,7 +25,16 @@ from moorage.core.turns.events import (
     Tick,
 )
 from moorage.core.turns.turn import DECISIONS_MAX
-from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    Provision,
+    RequestId,
+    Requirement,
+    SessionId,
+    Tenant,
+)
 
 ONE = Demand(gpus=1)
 
@@ -270,8 +279,13 @@ def test_a_reused_key_with_another_demand_is_refused() -> None:
     (same,) = answers(hand.ask(ask("r2", ONE, terms=keyed)))
     assert isinstance(same, LeaseNews)
     assert same.lease.id == "r1"
-    for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
-        (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
+    like = [("models", ("H100",)), ("topology", "numa"), ("where", (Requirement("a", "Exists"),))]
+    same_size = [replace(ONE, **{field: value}) for field, value in like]
+    elastic = replace(ask("r3", ONE, terms=keyed), alternatives=(ONE, Demand(gpus=2)))
+    more = (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9))
+    others = [ask("r3", other, terms=keyed) for other in (*more, *same_size, None)]
+    for other in (*others, elastic):
+        (answer,) = answers(hand.ask(other))
         assert answer.code is Code.IDEMPOTENCY_MISMATCH
     # A lease without a workload does not answer a request that starts one.
     (answer,) = answers(
