@@ -104,6 +104,13 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
         assert said in reason
     (advice,) = answers(hand.grant(ask("advice", None, terms={"ttl_seconds": 60.0}), [None]))
     assert advice.code is Code.POLICY_DECLINED
+    (full,) = answers(hand.grant(ask("full", None), [place("n001", "0"), place("n009", "0")]))
+    assert (full.data[0], "n009" in full.data[1]["error"]) == (place("n001", "0"), True)
+    (unsound,) = answers(hand.grant(ask("unsound", None), [None, place("n009", "0")]))
+    assert unsound.code is Code.POLICY_UNSOUND
+    halves = [place("n001", "1", gpu_milli=500), place("n001", "2", gpu_milli=300)]
+    (mixed,) = answers(hand.grant(ask("mixed", None), halves))
+    assert "expected other GPUs, with equal gpu_milli" in mixed.data[1]["error"]
     nothing = [None, {"error": "all are taken."}]
     (refusal,) = answers(hand.grant(ask("nothing", None), nothing))
     assert refusal.reason == "The policy declined: all are taken."
