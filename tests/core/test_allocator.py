@@ -114,6 +114,8 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
     nothing = [None, {"error": "all are taken."}]
     (refusal,) = answers(hand.grant(ask("nothing", None), nothing))
     assert refusal.reason == "The policy declined: all are taken."
+    (refusal,) = answers(hand.grant(ask("text", None), "c"))
+    assert refusal.reason == "The policy declined: its answer names no “cluster_id”."
     check(hand.allocator.state)
 
 
