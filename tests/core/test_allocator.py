@@ -25,7 +25,16 @@ from moorage.core.turns.events import (
     Tick,
 )
 from moorage.core.turns.turn import DECISIONS_MAX
-from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    Provision,
+    RequestId,
+    Requirement,
+    SessionId,
+    Tenant,
+)
 
 ONE = Demand(gpus=1)
 
@@ -95,9 +104,18 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
         assert said in reason
     (advice,) = answers(hand.grant(ask("advice", None, terms={"ttl_seconds": 60.0}), [None]))
     assert advice.code is Code.POLICY_DECLINED
+    (full,) = answers(hand.grant(ask("full", None), [place("n001", "0"), place("n009", "0")]))
+    assert (full.data[0], "n009" in full.data[1]["error"]) == (place("n001", "0"), True)
+    (unsound,) = answers(hand.grant(ask("unsound", None), [None, place("n009", "0")]))
+    assert unsound.code is Code.POLICY_UNSOUND
+    halves = [place("n001", "1", gpu_milli=500), place("n001", "2", gpu_milli=300)]
+    (mixed,) = answers(hand.grant(ask("mixed", None), halves))
+    assert "expected other GPUs, with equal gpu_milli" in mixed.data[1]["error"]
     nothing = [None, {"error": "all are taken."}]
     (refusal,) = answers(hand.grant(ask("nothing", None), nothing))
     assert refusal.reason == "The policy declined: all are taken."
+    (refusal,) = answers(hand.grant(ask("text", None), "c"))
+    assert refusal.reason == "The policy declined: its answer names no “cluster_id”."
     check(hand.allocator.state)
 
 
@@ -270,8 +288,13 @@ def test_a_reused_key_with_another_demand_is_refused() -> None:
     (same,) = answers(hand.ask(ask("r2", ONE, terms=keyed)))
     assert isinstance(same, LeaseNews)
     assert same.lease.id == "r1"
-    for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
-        (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
+    like = [("models", ("H100",)), ("topology", "numa"), ("where", (Requirement("a", "Exists"),))]
+    same_size = [replace(ONE, **{field: value}) for field, value in like]
+    elastic = replace(ask("r3", ONE, terms=keyed), alternatives=(ONE, Demand(gpus=2)))
+    more = (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9))
+    others = [ask("r3", other, terms=keyed) for other in (*more, *same_size, None)]
+    for other in (*others, elastic):
+        (answer,) = answers(hand.ask(other))
         assert answer.code is Code.IDEMPOTENCY_MISMATCH
     # A lease without a workload does not answer a request that starts one.
     (answer,) = answers(

@@ -173,6 +173,10 @@ def test_http_gives_the_same_answers_to_requests_as_the_socket(server):
     body = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
     answer = server.http.post("/allocate", json=body)
     assert (answer.status_code, answer.json()) == (200, server.ask(resources={"gpus": 1}))
+    streamed = server.http.post("/allocate", json=body | {"stream": True, "strict": True}).json()
+    assert streamed["warnings"] == [
+        "stream: it was ignored; progress is sent over the WebSocket only."
+    ]
     for more, status in (({"clusters": ["nowhere"]}, 404), ({"resources": {"gpus": 500}}, 422)):
         refused = server.http.post("/allocate", json=body | more)
         (reply,) = server.say({"adhoc": True} | body | more)

@@ -246,6 +246,11 @@ def test_the_refusal_of_a_wrong_block_names_the_place_of_the_error(site, documen
     assert field in {None, error["field"]}
 
 
+def test_wrong_resources_of_a_block_are_explained_as_in_a_request(site):
+    error = say(site, block(resources={"gpus": "1"}))["error"]
+    assert error["expected"] == "a whole number of GPUs between 0 and 1024"
+
+
 BAD_SCORES = [
     7,
     {"selection_score_data": 1},

@@ -328,9 +328,10 @@ def test_the_deadline_of_a_policy_is_set_in_its_document_or_in_the_request(serve
     assert server.ask("sleeps:1-x", inputs={"for": 0.7})["success"]
     for wrong in (61, 0, -1, True, "2"):
         document = policy(sleeps, "sleeps:2-x", deadline_seconds=wrong)
-        answer = server.http.post("/policy", json=document)
-        assert answer.status_code == 400, wrong
-        assert "deadline_seconds" in answer.text
+        changed = server.http.put("/policy/sleeps:1-x", json={"deadline_seconds": wrong})
+        for answer in (server.http.post("/policy", json=document), changed):
+            assert answer.status_code == 400, wrong
+            assert answer.json()["error"]["field"] == "deadline_seconds"
 
 
 KNOBS = """

@@ -99,6 +99,8 @@ def test_examples_that_a_change_of_a_policy_adds_must_pass(server):
         answer = server.http.put("/policy/vetted:1-x", json=change)
         assert answer.status_code == 400, answer.text
         assert "fails: expected output.gpus[0] to be 1" in answer.text
+    answer = server.http.put("/policy/vetted:1-x", json={"metadata": "x"})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "metadata")
     stored = server.http.get("/policy/vetted:1-x").json()["data"]["metadata"]
     assert stored == {"examples": [ASK_MESSAGE]}
     good = {"$set": {"metadata.examples": [ASK_MESSAGE, ASK_MESSAGE]}}

@@ -420,7 +420,11 @@ WRONG = [
         "between 0 and 1024",
     ),
     ({"resources": {"gpus": 2}, "alternatives": [{"gpus": 1}] * 8}, "alternatives", "at most 7"),
-    ({"lease": {"ttl_seconds": 2, "ttl_seconds_min": 3}}, "lease", "ttl_seconds_min"),
+    (
+        {"lease": {"ttl_seconds": 2, "ttl_seconds_min": 3}},
+        "lease",
+        "`ttl_seconds_min` of at most `ttl_seconds`",
+    ),
     ({"provision": {"backend": "local", "specs": {}}}, "provision.specs", "one of backend, spec"),
     (
         {"provision": {"backend": "local", "on_failure": "restart"}},
@@ -487,7 +491,7 @@ def test_the_error_names_a_wrong_field_and_the_expected_type(
 def test_alternatives_without_resources_are_refused() -> None:
     error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
-    assert error.reason.startswith("alternatives: expected `resources` as well")
+    assert error.reason == "alternatives: expected `resources` as well, which are tried first"
 
 
 def test_the_reason_of_a_missing_field_is_the_documented_sentence() -> None:
@@ -547,6 +551,7 @@ def test_a_message_names_either_a_request_or_a_lease(op: str) -> None:
     for both in ({}, {"lease": "l", "request": "r"}):
         error = refusal_of(json.dumps({"op": op, "id": 4, **both}))
         assert (error.code, error.id) == (Code.MISSING_FIELDS, 4)
+        assert error.reason.endswith("lease or request, not both" if both else "lease or request")
 
 
 @pytest.mark.parametrize("limit", [0, 1001, "5"])

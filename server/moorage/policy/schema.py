@@ -239,13 +239,20 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def check_each(self, values: Sequence[JsonValue], path: str, first: int = 0) -> list[JsonValue]:
+    def check_each(
+        self,
+        values: Sequence[JsonValue],
+        path: str,
+        first: int = 0,
+        skips: Callable[[JsonValue], bool] = lambda _: False,
+    ) -> list[JsonValue]:
         """Check several objects, within the bounds of one check.
 
         Args:
             values: JSON data.
             path: The place of the list.
             first: The index of the first object in the list.
+            skips: Returns whether a value stays as it is, unchecked.
 
         Returns:
             The objects, or copies, as `check` does.
@@ -253,8 +260,12 @@ class Schema:
         Raises:
             SchemaError: An object breaks the schema.
         """
+
+        def check(value: JsonValue, budget: Budget) -> JsonValue:
+            return value if skips(value) else self.check_value(value, budget)
+
         try:
-            return list(_each(values, self.check_value, Budget(), first))
+            return list(_each(values, check, Budget(), first))
         except SchemaError as error:
             raise error.within(path) from None
 

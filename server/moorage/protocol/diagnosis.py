@@ -295,16 +295,15 @@ def _invalid(
         return missing_fields([name], expected.get(name, ""), identity)
     if "out of range" in what:
         return _wrong(plain or "(message)", _INTEGERS, identity)
+    ours = "`" in what and not what.startswith(("Expected", "Object"))  # From `__post_init__`.
     if not path:
-        return BadMessage(Code.BAD_MESSAGE, _short(what), id=identity)
-    wanted = expected.get(plain) or _short(what)
-    if path.endswith("]") and plain in expected:
-        ours = what.startswith(("`", "no `"))  # From `__post_init__` of an item.
+        return BadMessage(Code.BAD_MESSAGE, what if ours else _short(what), id=identity)
+    wanted = what if ours else expected.get(plain) or _short(what)
+    if path.endswith("]") and plain in expected and not ours:
         inner = [
             name.removeprefix(f"{plain}.") for name in expected if name.startswith(f"{plain}.")
         ]
-        item = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
-        wanted = what if ours else item
+        wanted = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
     given = _value_at(path, raw)
     if "matching regex" in what:
         blank = isinstance(given, str) and not given.strip()

@@ -624,5 +624,6 @@ def _read(text: str, kind: type[M]) -> tuple[M, AbstractSet[str]]:
         raise diagnose(text, kind, error, ()) from None
     names = check_names(text)
     if isinstance(message, _OF_A_LEASE) and bool(message.lease) == bool(message.request):
-        raise missing_fields(["lease or request"], "the id of a lease or request", message.id)
+        one = "lease or request, not both" if message.lease else "lease or request"
+        raise missing_fields([one], "the id of a lease or request", message.id)
     return message, names

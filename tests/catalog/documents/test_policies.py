@@ -99,6 +99,8 @@ def test_the_refusal_of_a_policy_document_names_each_wrong_field(change, code, f
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({**GIVEN, **change})
     assert (caught.value.code, caught.value.field) == (code, field)
+    uri_is_wrong = (code, field) == (Code.BAD_MESSAGE, "policy_rule_uri")
+    assert ("at most 255 ASCII letters" in caught.value.expected) is uri_is_wrong
 
 
 def prepare(files=FILES, **more):

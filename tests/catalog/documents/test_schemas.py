@@ -148,11 +148,13 @@ def test_answers_are_checked_against_the_output_schema():
     found.judge([placed, placed])
     found.judge({"declined": "full"})
     found.judge({"error": "full"})
+    found.judge([placed, None, {"declined": "full"}, {"error": "full"}])
     for wrong, field in (
         ({}, "output.cluster_id"),
         ({"cluster_id": "a", "gpus": 0}, "output.gpus"),
         ({"cluster_id": 1, "error": "x"}, "output.cluster_id"),
         ([placed, {}], "output[1].cluster_id"),
+        ([None, {"error": "full"}, {}], "output[2].cluster_id"),
         ([placed, 7], "output[1]"),
         ("a", "output"),
         (None, "output"),

@@ -195,6 +195,9 @@ def test_the_end_of_a_reservation_lets_waiters_have_its_nodes(hand: Hand) -> Non
 
 def test_an_impossible_or_past_reservation_is_refused(hand: Hand) -> None:
     assert reserve(hand, 10.0, 20.0, Demand(gpus=2)).code is Code.NEVER_FITS
+    refusal = reserve(hand, 10.0, 20.0, candidates=(ClusterId("x"),))
+    assert (refusal.code, refusal.field) == (Code.UNKNOWN_CLUSTERS, "clusters")
+    assert "“x”" in refusal.reason
     assert reserve(hand, 10.0, 20.0, Demand(gpus=1, nodes=1_001)).code is Code.BUSY
     hand.now = 30.0
     assert reserve(hand, 10.0, 20.0).field == "ends_at"

@@ -33,6 +33,7 @@ _URI: Final = re.compile(
     r"-(?P<release_tag>[A-Za-z0-9_.+-]+)"
 )
 _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
+_URI_LETTERS: Final = f"at most {URI_CHARS_MAX} ASCII letters, digits and characters of `_.+-`"
 
 _TYPE_EXPECTED: Final = "`policy` or `python_class_v1`: policies are written in Python"
 
@@ -180,7 +181,7 @@ def _identity(given: Document) -> dict[str, str]:
         uri = f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
     found = _URI.fullmatch(uri) if isinstance(uri, str) and len(uri) <= URI_CHARS_MAX else None
     if found is None:
-        raise ServiceError.wrong_field("policy_rule_uri", _URI_EXPECTED)
+        raise ServiceError.wrong_field("policy_rule_uri", f"{_URI_EXPECTED}; {_URI_LETTERS}")
     # A version may have a dash, so compare the parts as text, not by the pattern.
     composed = f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
     for key, value in parts.items():

@@ -25,8 +25,8 @@ COMMANDS_MAX: Final = 100
 PART_MAX: Final = 256
 """Documents that are checked against an input schema at a time, for some milliseconds."""
 NO_ANSWER: Final = frozenset({"error", "declined"})
-"""An answer with one of these fields and no cluster is a refusal, so the output schema does not
-apply to it."""
+"""An answer, or a part of a list, with one of these fields and no cluster is a refusal, so the
+output schema does not apply to it."""
 _NOTHING: Final[JsonMapping] = {}
 _COMMANDS_FIELD: Final = "management_commands_schema"
 
@@ -116,7 +116,7 @@ class PolicySchemas:
             return
         try:
             if isinstance(value, list):
-                self.output.check_each(value, "output")
+                self.output.check_each(value, "output", skips=_is_empty_part)
             else:
                 self.output.check(value, "output")
         except SchemaError as error:
@@ -247,6 +247,10 @@ def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema
         commands[name], new = read_schema(each.get("schema"), f"{path}.schema", _pattern)
         notes += new
     return commands
+
+
+def _is_empty_part(value: JsonValue) -> bool:
+    return value is None or _says_no(value)
 
 
 def _says_no(value: JsonValue) -> bool:

@@ -9,6 +9,7 @@ from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.model import Ask, Cluster, ClusterId
 from moorage.policy import Fleet, ProposalError, ProposedShare, has_empty_parts, parse_proposal
+from moorage.policy.proposal import SHARES_MAX
 from moorage.records.json_values import JsonValue
 
 
@@ -19,18 +20,20 @@ def with_reasons(
 
     Args:
         ask: The request.
-        value: The policy's value; only lists with parts that name no cluster are changed.
+        value: The policy's value; only lists for several requests, of which one can be granted,
+            are changed.
         fleet: The fleet as it is now.
         clusters: The inventory.
     """
-    if not has_empty_parts(value, ask.demand):
+    several = ask.demand is None and isinstance(value, list)
+    if not (several or has_empty_parts(value, ask.demand)) or len(value) > SHARES_MAX:
         return value
     taken: list[ProposedShare] = []
     judged: list[JsonValue] = []
     for part in value:
         refusal = _refusal(ask, part, taken, fleet, clusters)
         judged.append(part if refusal is None else {"error": refusal.reason})
-    return judged
+    return judged if taken else value
 
 
 def _refusal(
@@ -52,7 +55,7 @@ def _refusal(
         return verdict.refusal
     (wish,) = wishes
     if not all(wish.lies_beside(each) for each in taken):
-        where = f"“{wish.node_id}”"
-        return refusals.unsound("gpus", "GPUs of its own", f"an earlier part names {where}, too")
+        found = f"an earlier part names “{wish.node_id}”, too"
+        return refusals.unsound("gpus", "other GPUs, with equal gpu_milli", found)
     taken.append(wish)
     return None

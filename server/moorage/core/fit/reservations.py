@@ -129,7 +129,11 @@ class AdvanceReservations:
         many = len(reserved) >= RESERVATIONS_MAX
         if many or event.demand.nodes + sum(len(e.nodes) for e in reserved.values()) > NODES_MAX:
             return refusals.too_many_reservations(RESERVATIONS_MAX, NODES_MAX)
-        return None if self._state.clusters else refusals.no_cluster()
+        known, named = self._state.clusters, event.candidates
+        if known and named and known.keys().isdisjoint(named):
+            places = self._state.fleet.node_ids
+            return replace(refusals.no_such_cluster(named[0], known, places), field="clusters")
+        return None if known else refusals.no_cluster()
 
     def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
         """Return the smallest nodes that can take the demand then, and the parts to reserve."""

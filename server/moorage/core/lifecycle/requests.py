@@ -16,7 +16,7 @@ from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
 from moorage.core.queue import alternatives
 from moorage.core.queue.exclusions import NONE, ExclusionRules, Exclusions, shortest_ttl
-from moorage.core.queue.idempotency import mismatch
+from moorage.core.queue.idempotency import gist, mismatch
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
 from moorage.core.queue.quotas import Quotas
 from moorage.core.queue.ranking import FILTERS_OF_TENANT_MAX
@@ -191,8 +191,9 @@ class Requests:
         first = self._requests.first_with(ask.tenant, key) if key else None
         if first is None:
             return False
-        lease = self._state.lease(first)
-        refusal = mismatch(ask, first, self._requests.find(first), lease)
+        lease, known = self._state.lease(first), self._requests.find(first)
+        earlier = gist(known) if known else self._turn.decisions.get(first, {}).get("gist")
+        refusal = mismatch(ask, first, earlier, lease)
         if refusal is not None:
             self._turn.respond(to, refusal)
         elif lease is not None:
@@ -499,6 +500,7 @@ class Requests:
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
             record["granted"] = answer.lease  # `why` makes the text of the reason.
+            record["gist"] = gist(ask)
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:

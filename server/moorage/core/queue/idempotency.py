@@ -8,20 +8,22 @@ from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.model import AntiAffinity, Ask, Demand, Lease, Placement, RequestId
 
+Gist = tuple[object, ...]
+
 
 def mismatch(
-    ask: Ask, first: RequestId, earlier: Ask | None, lease: Lease | None
+    ask: Ask, first: RequestId, earlier: Gist | None, lease: Lease | None
 ) -> Refusal | None:
     """Return why a repeated request differs from the first one, or None if it does not.
 
     Args:
         ask: The repeated request.
         first: The id of the first request.
-        earlier: The first request; None if the core no longer knows it.
+        earlier: The gist of the first request; None if the core no longer knows it.
         lease: The lease that the first request got; None if the core knows no lease.
     """
     if earlier is not None:
-        same = _gist(earlier) == _gist(ask)
+        same = earlier == gist(ask)
     else:
         same = lease is None or _could_have_got(ask, lease)
     if same:
@@ -30,7 +32,7 @@ def mismatch(
     return refusals.key_of_another(key, first)
 
 
-def _gist(ask: Ask) -> tuple[object, ...]:
+def gist(ask: Ask) -> Gist:
     """Return the fields in which two requests with one idempotency key must agree."""
     return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
 

@@ -325,6 +325,7 @@ def _why(
 def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
     """Return a decision record; for a grant, its reason is made only here."""
     record = dict(decisions.get(request, {}))
+    record.pop("gist", None)
     granted: Lease | None = record.pop("granted", None)
     if granted is not None:
         record |= {"state": granted.state, "reason": grant_reason(granted)}

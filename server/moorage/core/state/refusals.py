@@ -323,7 +323,7 @@ def declined(value: JsonValue) -> Refusal:
     why = "its answer is empty"
     if value is None:
         why = "it returned None"
-    elif isinstance(value, dict | list) and value:
+    elif value:
         parts = [each for each in (value if isinstance(value, list) else [value]) if each]
         first = parts[0] if parts and isinstance(parts[0], dict) else {}
         own = first.get("declined") or first.get("error")

@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from moorage.model import Code, Demand
+from moorage.protocol.diagnosis import diagnose
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.requests import Resources
@@ -165,11 +166,6 @@ def _demand(given: JsonValue) -> Demand | None:
     try:
         return msgspec.convert(given, Resources).demand()
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        field_name = at + place.rstrip("`")
-        raise ServiceError(
-            Code.BAD_MESSAGE,
-            f"{field_name}: {reason}",
-            field=field_name,
-            expected="as in a request",
-        ) from error
+        wrong = diagnose(msgspec.json.encode(given).decode(), Resources, error, ())
+        place = f"{at}.{wrong.field}" if wrong.field else at
+        raise ServiceError.wrong_field(place, wrong.expected) from error

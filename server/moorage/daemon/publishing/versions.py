@@ -76,7 +76,7 @@ class Versions:
         """
         aliases = self._catalog.aliases
         names = aliases.using(uri)
-        does, then = "serves", "activate another version, or delete the alias, first"
+        does, then = "serves", "activate another version, or first DELETE /policy-alias/ALIAS"
         expected = "a version that no alias points at"
         if not names and not force:
             names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from moorage.catalog.documents.examples import read_examples
+from moorage.catalog.documents.policies import complete_policy_document
 from moorage.catalog.documents.sources import is_url
 from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.ports import Catalog
@@ -63,7 +64,7 @@ async def vet_change(
         ServiceError: The errors of `vet`; `not_found`: no such policy is registered.
     """
     old = await catalog.policies.get(uri)
-    new = {**old, **apply_change(old, change)}
+    new = complete_policy_document({**old, **apply_change(old, change)})
     _refuse_deadline(sandbox, new)
     record = catalog.memory.policy(uri)
     if record is not None and new.get("metadata") != old.get("metadata"):

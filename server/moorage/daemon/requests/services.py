@@ -222,7 +222,10 @@ class AllocationServices:
         """Return the request in a body, and warnings about it."""
         self._refuse_operation(body)
         message = wire.decode_allocation(body)
-        return message, wire.ignored_fields(body, message)
+        warnings = wire.ignored_fields(body, message)
+        if message.stream:
+            warnings.append("stream: it was ignored; progress is sent over the WebSocket only.")
+        return message, warnings
 
     def _refuse_operation(self, body: bytes) -> None:
         """Refuse an operation in the body, and name the HTTP path of the operation."""
