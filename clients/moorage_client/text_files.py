@@ -1,18 +1,43 @@
-"""Reads text files in the encodings of common editors and shells.
+"""Reads files of the user's up to a limit, and text in the encodings of common editors and shells.
 
 All commands that read a file of the user's read it through here.
 """
 
 import codecs
+import errno
 import io
 import re
 import tokenize
 import unicodedata
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+FILE_BYTES_MAX: Final = 256 << 20
+"""Maximum bytes of one file; a larger file is refused instead of read into memory."""
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODING: Final = re.compile(r"^(\s*#.*?coding[:=]\s*)[-\w.]+", re.ASCII)
+
+
+def read_bounded(file: IO[bytes], bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Return the rest of an open file.
+
+    Raises:
+        OSError: The file has more bytes, or cannot be read.
+    """
+    content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise OSError(errno.EFBIG, f"it has more than {bytes_max} bytes")
+    return content
+
+
+def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: The file has more bytes, or cannot be read.
+    """
+    with path.open("rb") as file:
+        return read_bounded(file, bytes_max)
 
 
 def decode_text(content: bytes) -> str:
@@ -48,10 +73,10 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file is too large, or cannot be read.
         UnicodeDecodeError: The content is neither UTF-8 nor marked UTF-16.
     """
-    return decode_text(path.read_bytes())
+    return decode_text(read_file(path))
 
 
 def plain_name(path: Path) -> str:

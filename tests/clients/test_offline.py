@@ -92,6 +92,10 @@ def test_wrong_arguments_are_refused_before_a_policy_runs(shell, tmp_path):
     said = refusal("test", "best_fitt")
     assert "no shipped policy 'best_fitt'; did you mean best_fit?" in said
     (tmp_path / "rule.py").write_text(POLICY)
+    (tmp_path / "requests.json").write_text("[{}, 5, {}]")
+    for option in ("--requests", "--clusters"):
+        said = refusal("test", tmp_path / "rule.py", option, tmp_path / "requests.json")
+        assert f"{option}: item 1 of " in said
     for words in (("--seed", 2**31), ("--sandbox", "none")):
         for command in (["test"], ["backtest", "--trace", "n.csv", "p.csv"]):
             assert words[0] in refusal(*command, tmp_path / "rule.py", *words)

@@ -7,8 +7,9 @@ import pytest
 import typer
 
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.policies import document_of
-from moorage_client.inventory import collect
+from moorage_client.cli.policies import CODE_BYTES_MAX, FILES_BYTES_MAX, document_of
+from moorage_client.inventory import InventoryError, collect
+from moorage_client.text_files import FILE_BYTES_MAX
 
 SOURCE = "class AIOSv1PolicyRule: name = 'Grüße'\n"
 FLEET = {"id": "lab", "nodes": {"nodeData": [{"id": "n1", "vcpus": {"count": 1}, "memory": 1}]}}
@@ -48,6 +49,34 @@ def test_a_source_file_may_name_its_encoding(tmp_path: Path, text: str) -> None:
     held: dict[str, object] = {}
     exec(compile(code.encode(), "p.py", "exec"), held)  # noqa: S102  # The server's cells do the same.
     assert "AIOSv1PolicyRule" not in held or held["AIOSv1PolicyRule"].name == "Grüße"  # type: ignore[attr-defined]  # Of the text above.
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_max"),
+    [
+        ("p.py", CODE_BYTES_MAX),
+        ("p.zip", CODE_BYTES_MAX),
+        ("p.json", FILE_BYTES_MAX),
+        ("", FILES_BYTES_MAX),
+    ],
+)
+def test_a_file_beyond_the_limit_is_refused_before_it_is_read(
+    tmp_path: Path, name: str, bytes_max: int
+) -> None:
+    file = tmp_path / (name or "function.py")
+    with file.open("wb") as large:
+        large.truncate(1 << 40)  # No memory holds it.
+    with pytest.raises(typer.BadParameter, match=f"has more than {bytes_max} bytes"):
+        document_of(tmp_path / name)
+
+
+def test_endless_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(typer.BadParameter, match="cannot read -: it has more than"):
+            json_object("@-", "--inputs")
+        with pytest.raises(InventoryError, match="it has more than"):
+            collect(["-"], "lab")
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:

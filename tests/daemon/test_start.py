@@ -11,7 +11,9 @@ import pytest
 from moorage.config.settings import Config
 from moorage.daemon.doors import naming
 from moorage.daemon.observability.counters import Measures
+from moorage.daemon.parts import _limits
 from moorage.daemon.start import start
+from moorage.sandbox.host.sandbox import Limits
 from moorage.storage.base import StorageError
 
 
@@ -46,3 +48,7 @@ def test_the_error_of_a_start_on_a_full_disk_first_advises_to_free_space() -> No
     with pytest.raises(OSError, match=expected), naming("set data_dir"):
         os.write(full, b"x")
     os.close(full)
+
+
+def test_policies_have_the_same_limits_on_a_server_and_in_tests_without_one(tmp_path):
+    assert _limits(Config(data_dir=tmp_path)) == Limits()

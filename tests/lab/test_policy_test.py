@@ -156,7 +156,8 @@ async def test_a_policy_that_loads_only_under_some_seeds_does_not_pass(all_seeds
 
 
 async def test_a_policy_that_never_returns_is_stopped_and_its_time_is_shown_line_by_line():
-    report = await try_policy(PolicyTestJob(policy("while True:\n    rows = rows + 1"), [ONE] * 20))
+    hung = policy("while True:\n    rows = rows + 1", deadline_seconds=1)
+    report = await try_policy(PolicyTestJob(hung, [ONE] * 20))
     assert report.outcomes == {"policy_timeout": 3}  # After three, the test stops.
     assert not report.passed
     assert {"8)", "9)"} & lines_of(report), report.requests  # Perhaps only in some of them.
@@ -171,7 +172,8 @@ def lines_of(report):
 
 
 async def test_a_policy_that_sleeps_is_reported_with_its_line():
-    report = await try_policy(PolicyTestJob(policy("rows = 0\nimport time; time.sleep(1000)")))
+    hung = policy("rows = 0\nimport time; time.sleep(1000)", deadline_seconds=1)
+    report = await try_policy(PolicyTestJob(hung))
     assert report.outcomes == {"policy_timeout": 3}
     assert "9)" in lines_of(report), report.requests
 

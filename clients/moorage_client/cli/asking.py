@@ -22,7 +22,7 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost
 from moorage_client.state_file import StateUnusable
-from moorage_client.text_files import read_text
+from moorage_client.text_files import decode_text, read_bounded, read_text
 
 if TYPE_CHECKING:
     from moorage_client.client import Client
@@ -146,7 +146,7 @@ def json_object(text: str | None, option: str) -> JsonValue:
         return None
     try:
         if text == "@-":
-            text = sys.stdin.read().removeprefix("\ufeff")
+            text = decode_text(read_bounded(sys.stdin.buffer))
         elif text.startswith("@"):
             text = read_text(Path(text[1:]))
         value = json.loads(text)

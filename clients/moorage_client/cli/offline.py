@@ -118,8 +118,11 @@ def _documents(path: Path | None, option: str) -> list[JsonObject]:
         return []
     value = read_json(path, f"{option}: ")
     found = value if isinstance(value, list) else [value]
-    if not found or not all(isinstance(each, dict) for each in found):
+    if not found:
         raise typer.BadParameter(f"{option}: {path} holds no JSON objects")
+    for number, each in enumerate(found):
+        if not isinstance(each, dict):
+            raise typer.BadParameter(f"{option}: item {number} of {path} is not a JSON object")
     return found
 
 

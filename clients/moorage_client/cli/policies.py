@@ -25,7 +25,7 @@ from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import own_names, policy_name, test_first, with_own_names
 from moorage_client.errors import RequestRefused
-from moorage_client.text_files import decode_source, read_text
+from moorage_client.text_files import decode_source, read_file, read_text
 
 if TYPE_CHECKING:
     from moorage_client.services import Services
@@ -35,6 +35,12 @@ ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 
 FILES_MAX: Final = 256
 """Maximum files in a policy's folder; a larger folder is not read."""
+
+CODE_BYTES_MAX: Final = 8 << 20
+"""Maximum bytes of a policy's source or archive, as on a server."""
+
+FILES_BYTES_MAX: Final = 16 << 20
+"""Maximum bytes of all files in a policy's folder, as on a server."""
 
 ENTRY: Final = "function.py"
 
@@ -263,8 +269,8 @@ def _code(path: Path) -> dict[str, str]:
             return _directory(path)
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
-            return _archive(path.read_bytes(), suffix) | _name_files(_members(path))
-        code = decode_source(path.read_bytes())
+            return _archive(read_file(path, CODE_BYTES_MAX), suffix) | _name_files(_members(path))
+        code = decode_source(read_file(path, CODE_BYTES_MAX))
         return {"code": code, "code_type": "source", **_name_files([path.name])}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
@@ -314,6 +320,8 @@ def _directory(path: Path) -> dict[str, str]:
     )
     if len(files) > FILES_MAX:
         raise typer.BadParameter(f"{path} has {len(files)} files; at most {FILES_MAX} are allowed")
+    if sum(file.stat().st_size for file in files) > FILES_BYTES_MAX:
+        raise typer.BadParameter(f"{path} has more than {FILES_BYTES_MAX} bytes of files")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in files:

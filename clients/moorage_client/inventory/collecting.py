@@ -14,10 +14,7 @@ from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_i
 from moorage_client.inventory.openb import nodes_in, trace_document
 from moorage_client.inventory.ray import dashboard_inventory, is_ray_node, ray_inventory
 from moorage_client.inventory.this_machine import machine_inventory
-from moorage_client.text_files import decode_text, plain_name
-
-FILE_BYTES_MAX: Final = 256 << 20
-"""Maximum bytes of one file; a larger file is refused instead of read into memory."""
+from moorage_client.text_files import decode_text, plain_name, read_bounded, read_file
 
 STDIN: Final = "-"
 MACHINE: Final = "local"
@@ -93,17 +90,11 @@ def read(source: str, cluster_id: str = "") -> Inventory:
 def _text(source: str) -> str:
     name = "stdin" if source == STDIN else source
     try:
-        if source == STDIN:
-            content = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with Path(source).open("rb") as file:
-                content = file.read(FILE_BYTES_MAX + 1)
+        content = read_bounded(sys.stdin.buffer) if source == STDIN else read_file(Path(source))
     except OSError as error:
         named = f"`{STDIN}`, `{MACHINE}`, `{KUBERNETES}`, `{RAY}` or `{RAY}:URL`"
         expected = f"a file, {named} ({error.strerror})"
         raise InventoryError(name, "", expected) from error
-    if len(content) > FILE_BYTES_MAX:
-        raise InventoryError(name, "", f"at most {FILE_BYTES_MAX} bytes")
     try:
         return decode_text(content)
     except UnicodeDecodeError as error:

@@ -34,7 +34,7 @@ from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.contract import Mode
-from moorage.sandbox.host.sandbox import Limits, PolicyFault
+from moorage.sandbox.host.sandbox import PolicyFault
 from moorage.sandbox.wire.frames import ENTRY
 
 TENANT: Final = Tenant("author")
@@ -485,9 +485,8 @@ async def profile(
     code = code_of(record)
     files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}
     ref = msgspec.structs.replace(code.ref, digest=f"{code.ref.digest} traced")
-    traced = replace(code, files=files, ref=ref, entry=ENTRY)
-    limits = replace(Limits(), evaluation_seconds=PROFILE_SECONDS)
-    async with Rehearsal(job.mode, limits, attacked=True) as rehearsal:
+    traced = replace(code, files=files, ref=ref, entry=ENTRY, deadline_seconds=PROFILE_SECONDS)
+    async with Rehearsal(job.mode, attacked=True) as rehearsal:
         await rehearsal.upload(job.policy)
         rehearsal.use(traced)
         await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS], timeouts_max=1)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import textwrap
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -528,6 +529,22 @@ async def test_management_returns_its_answer_or_names_its_error(shared_bench):
     with pytest.raises(PolicyFault) as caught:
         await shared_bench.sandbox.manage(shared_bench.policy("return 2"), Tenant("t"), "state", {})
     assert caught.value.refusal.code == Code.UNSUPPORTED
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    "change",
+    ["self.parameters['a'].append(2)", "self.parameters = 5", "del self.parameters['a']"],
+)
+async def test_management_that_fails_changes_nothing(shared_bench, change):
+    body = f"return self.parameters\n\ndef management(self, action, data):\n    {change}\n    1 / 0"
+    policy = shared_bench.policy(body, parameters={"a": [1]})
+    source = policy.files["function.py"].replace(b"        def man", b"    def man")
+    policy = replace(policy, files={"function.py": source})
+    assert await shared_bench.value(policy) == {"a": [1]}
+    with pytest.raises(PolicyFault, match="ZeroDivisionError"):
+        await shared_bench.sandbox.manage(policy, Tenant("t"), "state", {})
+    assert await shared_bench.value(policy) == {"a": [1]}
 
 
 @IN_ONE_LOOP

@@ -63,8 +63,9 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
 class ContextClient:
     """`settings["context_client"]`: the context that all processes of this version share.
 
-    For policies that must not lose a change. A changed dict `context` of `eval` is dropped without
-    an error if another process changed the context during `eval`; `swap` raises an error.
+    For policies that must know whether a change was made. A changed dict `context` of `eval` is
+    dropped without an error if another process changed the context during `eval`; `swap` raises an
+    error. A kill of the server may lose the swaps of the last second.
     """
 
     Conflict = ContextConflict

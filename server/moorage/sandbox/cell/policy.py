@@ -54,6 +54,8 @@ _PRIVATE_PLACE: Final = re.compile(r" \((?:/[^)]*|unknown location)\)?$")
 _NO_VALUE: Final = object()
 _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
+Snapshot = dict[str, tuple[Any, JsonObject]]
+"""`settings` and `parameters` of an instance: the object itself, and a copy of its values."""
 
 
 class _Watched(JsonObject):
@@ -233,46 +235,46 @@ class Policy:
             self._instances.move_to_end(overrides)
         return found[0], _decode(found[1])
 
-    def snapshot(self, overrides: bytes) -> dict[str, JsonObject]:
-        """Return the values that `changes` compares, before `management` changes them in place."""
-        found = self.changes(overrides, {})
-        return {
-            name: {key: _copy(value) for key, value in values.items()}
-            for name, values in found.items()
-        }
-
-    def changes(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
-        """Return the settings and parameters that an instance has added or changed.
+    def snapshot(self, overrides: bytes) -> Snapshot:
+        """Return an instance's settings and parameters, each with a copy of its values.
 
         A policy stores them as `self.settings` and `self.parameters`, as the documents say, or
-        changes the given ones in place. Only added and replaced keys are changes; removed keys are
-        not.
+        changes the given ones in place.
         """
         policy, given = self._instances[overrides][0], self._given[overrides]
+        found: Snapshot = {}
+        for name, handed in zip(_KEPT, given, strict=True):
+            now = getattr(policy, name, handed)
+            values = (now if isinstance(now, dict) else handed).items()
+            found[name] = now, {k: _copy(v) for k, v in values if k not in self._clients}
+        return found
+
+    def changes(self, overrides: bytes, before: Snapshot) -> dict[str, JsonObject]:
+        """Return the settings and parameters that an instance has added or changed.
+
+        Only added and replaced keys are changes; removed keys are not.
+        """
         settings, parameters = _decode(self._settings), _decode(self._parameters)
         if overrides:
             own_settings, own_parameters = _decode(overrides)
             settings |= own_settings
             parameters |= own_parameters
         found: dict[str, JsonObject] = {}
-        for name, old, handed in zip(_KEPT, (settings, parameters), given, strict=True):
-            now = getattr(policy, name, handed)
-            now = now if isinstance(now, dict) else handed
-            had = before.get(name, {})
+        after = self.snapshot(overrides)
+        for name, old in zip(_KEPT, (settings, parameters), strict=True):
+            had = before[name][1]
             new = {
                 key: value
-                for key, value in now.items()
-                if key not in self._clients
-                and (key not in old or old[key] != value)
-                and (key not in had or had[key] != value)
+                for key, value in after[name][1].items()
+                if (key not in old or old[key] != value) and (key not in had or had[key] != value)
             }
             if new:
                 found[name] = new
         return found
 
-    def forget(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> None:
+    def forget(self, overrides: bytes, before: Snapshot) -> None:
         """Construct the policy with these overrides again if `management` has changed them."""
-        if self.changes(overrides, before):
+        if self.snapshot(overrides) != before:
             del self._instances[overrides], self._given[overrides]
 
     def _inspect_archive(self) -> None:

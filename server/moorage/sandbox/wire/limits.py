@@ -109,7 +109,7 @@ class Limits:
         spares: Jailed, empty cells in reserve, so that a respawn does not wait for a fork.
     """
 
-    evaluation_seconds: float = 1.0
+    evaluation_seconds: float = 10.0
     evaluation_seconds_max: float = 60.0
     load_seconds: float = 5.0
     calls_seconds: float = 5.0
