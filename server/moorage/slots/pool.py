@@ -223,7 +223,7 @@ class ResourcePool:
                 taken = allocate(self._idle, members, self.allocator)
             except ResourceUnavailable as error:
                 return Outcome(ok=False, reason=str(error) or "the allocator refuses")
-            for held in parse_allocation(taken):
+            for held, _ in parse_allocation(taken):
                 self._idle.give(*held)
         return Outcome(ok=True)
 
@@ -263,13 +263,12 @@ class ResourcePool:
                 Also a `ValueError`.
         """
         returned = parse_allocation(resources)
-        number = resources.number if isinstance(resources, Allocation) else None
         with self._lock:
-            for held in returned:
+            for held, _ in returned:
                 if self._now.instance(held.type, held.id) is None:
                     raise InvalidCheckin(f"{held.type} {held.id}: this pool has no such instance")
-            self._outstanding.settle(returned, number)
-            for held in returned:
+            self._outstanding.settle(returned)
+            for held, _ in returned:
                 self._now.give(*held)
 
     def _rows(self, kind: str) -> list[JsonObject]:
