@@ -141,6 +141,8 @@ class Execution:
         self._freed = False
         self._grant: Grant | None = None
         self.cancelled = False
+        self.interrupt: BaseException | None = None
+        """A `KeyboardInterrupt` or `SystemExit` of a callback: the shell then cancels the run."""
         self.callback_errors: list[CallbackError] = []
         self.trace = ExecutionTrace() if settings.enable_tracing else None
         self._started = time.monotonic()
@@ -172,6 +174,8 @@ class Execution:
         """Return a node that holds its resources and can run now; None: wait until `wake`."""
         if self._settings.ends is not None and self._settings.ends():
             self.cancel()
+        if self.interrupt is not None and not self.cancelled:
+            return None
         if self._freed:
             self._freed = False
             self._schedule.unblock()
@@ -319,11 +323,13 @@ class Execution:
                 self._give_up(claim.number)
 
     def result(self) -> ExecutionResult:
-        """End the run and return its result."""
+        """End the run and return its result, or raise the interrupt of a callback."""
         self._settings.pool.unwatch(self.freed)
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_COMPLETED)
             self.trace.close()
+        if self.interrupt is not None:
+            raise self.interrupt
         results = {each.name: each for each in self._results if each is not None}
         assert len(results) == len(self._names) - len(self._removed), "a node has no result"
         return ExecutionResult.of(
@@ -496,8 +502,8 @@ class Execution:
         if callbacks.on_start is not None and not node.stopped:
             try:
                 callbacks.on_start(node.name)
-            except Exception as error:  # noqa: BLE001  # The node fails with it.
-                return error
+            except BaseException as error:  # noqa: BLE001  # The node fails with it.
+                return self._caught(error)
         return node.stopped_by
 
     def close(
@@ -566,8 +572,8 @@ class Execution:
                 call(node.name, value)
             if (journal := self._settings.journal) is not None:
                 journal.completed(node.name, value)
-        except Exception as error:  # noqa: BLE001  # The node fails with it.
-            return error
+        except BaseException as error:  # noqa: BLE001  # The node fails with it.
+            return self._caught(error)
         return None
 
     def _try_again(
@@ -591,9 +597,17 @@ class Execution:
         """Call a callback; store its exception, which does not fail the node."""
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001  # The result of the run lists it.
+        except BaseException as error:  # noqa: BLE001  # The result of the run lists it.
+            self._caught(error)
             if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
                 self.callback_errors.append(CallbackError(callback, name, error))
+
+    def _caught(self, error: BaseException) -> BaseException:
+        """Return the exception of a callback; Ctrl-C and `sys.exit` also interrupt the run."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            self.interrupt = error
+            self._wake()
+        return error
 
     def _call(
         self, callback: str, call: Callable[..., object] | None, name: str, what: object

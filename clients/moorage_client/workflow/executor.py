@@ -251,6 +251,8 @@ class _Run:
                     due.append(heapq.heappop(self._timers)[2])
             for act in due:
                 act()
+            if self._execution.interrupt is not None:
+                self.cancel()
             with self._lock:
                 if self._defect is not None:
                     raise self._defect

@@ -552,6 +552,27 @@ def test_an_exception_of_any_other_callback_is_reported_and_fails_no_node(kind):
     assert sorted(each.callback for each in result.callback_errors) == sorted(names)
 
 
+@both
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "name", ["on_start", "on_complete", "on_resource_acquired", "on_resource_released", "on_skip"]
+)
+def test_any_exception_of_a_callback_releases_all_resources(kind, name, raised):
+    def raises(*_):
+        raise raised
+
+    pool, dag = ResourcePool({"gpu": 2}), graph("a", "b", "c", "missing")
+    callbacks = ExecutionCallbacks(**{name: raises})
+    executor = kind(dag, pool, dict.fromkeys(dag, gpu(1)), callbacks=callbacks, retries=1)
+    tasks = {"a": lambda: 1, "b": _value, "c": lambda: current_node().wait_stopped(WAIT)}
+    if raised is asyncio.CancelledError:
+        execute(executor, tasks | {"c": lambda: 3})
+    else:
+        with pytest.raises(raised):
+            execute(executor, tasks)
+    assert pool.available == {"gpu": 2}
+
+
 async def test_a_blocking_task_does_not_stall_the_loop():
     stop = threading.Event()
 
