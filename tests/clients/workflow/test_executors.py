@@ -573,6 +573,20 @@ def test_any_exception_of_a_callback_releases_all_resources(kind, name, raised):
     assert pool.available == {"gpu": 2}
 
 
+@both
+def test_an_exception_without_text_is_traced(kind):
+    class TextlessError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def fails():
+        raise TextlessError
+
+    result = run(kind, {"a": fails}, enable_tracing=True)
+    errors = [event.error for event in result.trace.events_for_node("a") if event.error]
+    assert (result.failed, errors) == (1, ["TextlessError: <exception str() failed>"])
+
+
 async def test_a_blocking_task_does_not_stall_the_loop():
     stop = threading.Event()
 
