@@ -80,6 +80,12 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
             kind(graph("train"), ResourcePool({}), **{argument: {"trian": 1}})
 
 
+@both
+@pytest.mark.parametrize("task", [None, 5])
+def test_a_task_that_cannot_be_called_fails_its_node(kind, task):
+    assert isinstance(run(kind, {"a": task})["a"].error, TypeError)
+
+
 @st.composite
 def workflows(draw):
     """Graphs with needs and durations of nodes, and with failing, missing or async tasks."""
