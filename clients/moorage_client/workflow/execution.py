@@ -216,7 +216,9 @@ class Execution:
             if result is None:
                 result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
                 result.attempts = node.attempt
-            if isinstance(node.growth, DynamicModification) and not self.cancelled:
+            if self.cancelled:
+                node.growth = None
+            elif node.growth is not None:
                 result = self._grow(node, node.growth, result, skipped)
             self._results[node.number] = result
             well = result.status is NodeStatus.COMPLETED
@@ -226,20 +228,21 @@ class Execution:
         return skipped
 
     def _grow(
-        self, node: RunningNode, growth: DynamicModification, result: NodeResult, skipped: list[int]
+        self, node: RunningNode, growth: object, result: NodeResult, skipped: list[int]
     ) -> NodeResult:
         """Apply a node's changes of the graph; return its result, a failure if one is invalid."""
         first = len(self._names)
-        added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
-        numbers = ChainMap(added, self._numbers)
         try:
+            growth = _modification(growth)
+            added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
+            numbers = ChainMap(added, self._numbers)
             self._check(growth)
             edges = [
                 ([numbers[n] for n in spec.dependencies], [numbers[n] for n in spec.dependents])
                 for spec in growth.add_nodes
             ]
-            ready = set(self._schedule.grow(0, edges))
-        except ValueError as error:
+            ready = set(self._schedule.grow(0, edges, [*self._names, *added]))
+        except Exception as error:  # noqa: BLE001  # Whatever the expander returned.
             node.growth = wrong = GraphError(
                 f"the graph cannot change after {node.name!r}: {error}"
             )
@@ -470,10 +473,10 @@ class Execution:
                 self._report("on_resource_released", node.name, call, node.name, resources)
         if (growth := node.growth) is not None:
             node.growth, callbacks = None, self._settings.callbacks
-            if isinstance(growth, DynamicModification):
-                self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
-            else:
+            if isinstance(growth, GraphError):
                 self._call("on_failure", callbacks.on_failure, node.name, growth)
+            else:
+                self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
         self.report_skipped_nodes(skipped)
 
     def report_skipped_nodes(self, numbers: Iterable[int]) -> None:
@@ -618,6 +621,13 @@ class Execution:
     def _add(self, event: EventType, name: str) -> None:
         if self.trace is not None:
             self.trace.add(event, name)
+
+
+def _modification(returned: object) -> DynamicModification:
+    """Return what an expander returned, if it is a change of the graph."""
+    if not isinstance(returned, DynamicModification):
+        raise TypeError(f"expected a DynamicModification or None, found {returned!r}")
+    return returned
 
 
 def _status(
