@@ -247,6 +247,9 @@ class TestStale:
         assert pool.additional_properties == {}
         pool.additional_properties["nodes"] = {"count": 7}
         assert pool.count("nodes") == 7
+        pool.additional_properties["nodes"]["count"] = "x"
+        with pytest.raises(InvalidSpecification, match=r"nodes\.count: expected a number"):
+            pool.count("nodes")
 
     def test_views_of_the_pool_are_copies(self):
         pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})

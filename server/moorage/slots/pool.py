@@ -126,11 +126,18 @@ class ResourcePool:
 
         Raises:
             ResourceUnavailable: The pool has no such type.
+            InvalidSpecification: The count in the additional properties is not a number.
         """
         with self._lock:
             if type in NODE_NAMES:
                 nodes = self.additional_properties.get("nodes")
-                return int(nodes.get("count", 1)) if isinstance(nodes, Mapping) else 1
+                count = nodes.get("count", 1) if isinstance(nodes, Mapping) else 1
+                try:
+                    return int(count)
+                except (TypeError, ValueError) as error:
+                    raise InvalidSpecification(
+                        f"additional_properties.nodes.count: expected a number, found {count!r}"
+                    ) from error
             for name in (type, f"{type}s"):
                 if name in self._now:
                     return self._now.count(name)
