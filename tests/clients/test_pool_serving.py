@@ -98,9 +98,15 @@ class TestAdapter:
             (GPU * 5, ResourceUnavailable, "insufficient slots of gpus"),
             ([{"type": "apples"}], UnknownResourceType, "'apples'"),
             ([{"type": "gpus", "slots": -1}], InvalidRequest, "member 0"),
+            *((wrong, InvalidRequest, "expected a list of members") for wrong in (None, 5, "gpus")),
+            (object(), InvalidRequest, "cannot be sent"),
         ):
             with pytest.raises(error, match=said):
                 pool.checkout(request)
+        for wrong in (None, 5, "gpus", {"type": "gpus"}):
+            with pytest.raises(InvalidRequest):
+                pool.accommodates(wrong)
+        pool.checkin(pool.checkout(iter(GPU)))
         assert free(pool) == 4
 
     def test_a_checkout_can_be_returned_only_once_and_only_with_its_own_slots(self, pool):

@@ -270,8 +270,9 @@ def test_refused_requests_have_the_documented_errors():
     for wrong in ([3], "gpus", [{"type": "nodes", "slots": 1.5}], [gpus(1), {"type": "gpus"}]):
         with pytest.raises(InvalidRequest):
             pool_of(a=1).checkout(wrong)
-    with pytest.raises(InvalidRequest, match="count"):
-        NodeRequest().add("gpus", count=-1)
+    for count in (-1, 1.5, "2", True):
+        with pytest.raises(InvalidRequest, match="count"):
+            NodeRequest().add("gpus", count=count)
 
 
 @pytest.mark.parametrize(

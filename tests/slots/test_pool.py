@@ -153,14 +153,30 @@ class TestCheckin:
         first, second = pool.checkout(of(gpus=1)), pool.checkout(of(gpus=1))
         assert first == second
         pool.checkin(first)
-        for again in (first, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):  # noqa: S301  # Our own.
+        copies = [each(first) for each in COPIES]
+        parts = [dict(first), first.copy(), first | {}, {"gpus": first["gpus"][:]}]
+        for again in (first, *copies, *parts, copy.deepcopy(dict(first))):
             with pytest.raises(InvalidCheckin, match="checked in before"):
                 pool.checkin(again)
         assert free(pool, "gpus") == [1]
-        pool.checkin(dict(second))  # From JSON, an allocation is recognised by its contents.
+        pool.checkin(json.loads(json.dumps(second)))  # It is recognised by its contents.
         with pytest.raises(InvalidCheckin):
             pool.checkin(second)
         assert free(pool, "gpus") == [2]
+
+    def test_one_checkin_may_return_members_of_several_allocations_each_once(self):
+        pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 3}]}})
+        first, second, third = (pool.checkout(of(gpus=1)) for _ in range(3))
+        plain = {"id": "0", "slots": 1}
+        pool.checkin(
+            {"gpus": [plain, *first["gpus"]]}
+        )  # `plain` is the oldest other one: `second`.
+        with pytest.raises(InvalidCheckin, match="checked in before"):
+            pool.checkin({"gpus": [plain, *third["gpus"]]})
+        with pytest.raises(InvalidCheckin, match="checked in before"):
+            pool.checkin(second)
+        assert free(pool, "gpus") == [2]
+        pool.checkin(third)
 
     def test_checkin_of_another_pools_allocation_is_refused(self):
         pool, other = ResourcePool({"cpus": 2}), ResourcePool({"cpus": 2})
@@ -231,6 +247,9 @@ class TestStale:
         assert pool.additional_properties == {}
         pool.additional_properties["nodes"] = {"count": 7}
         assert pool.count("nodes") == 7
+        pool.additional_properties["nodes"]["count"] = "x"
+        with pytest.raises(InvalidSpecification, match=r"nodes\.count: expected a number"):
+            pool.count("nodes")
 
     def test_views_of_the_pool_are_copies(self):
         pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})

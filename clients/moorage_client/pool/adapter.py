@@ -77,7 +77,7 @@ class ResourcePoolAdapter:
 
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Return whether a request could ever fit; see `ResourcePool.accommodates`."""
-        answer = self._call("POST", "/accommodates", list(request))
+        answer = self._call("POST", "/accommodates", request)
         ok = self._read(bool, answer.get("ok"))
         reason = self._read(str, answer.get("reason") or "")
         return Outcome(ok, reason or (None if ok else "no reason was given"))
@@ -106,7 +106,7 @@ class ResourcePoolAdapter:
         """
         del kwds
         body = {
-            "request": list(request),
+            "request": request,
             "pid": os.getpid() if pid is None else pid or None,
             "ttl_seconds": ttl_seconds,
         }
@@ -144,7 +144,7 @@ class ResourcePoolAdapter:
 
     def _call(self, method: str, path: str, body: JsonValue = None) -> JsonObject:
         try:
-            content = None if method == "GET" else json.dumps(body, allow_nan=False)
+            content = None if method == "GET" else json.dumps(body, allow_nan=False, default=list)
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{body!r} cannot be sent: {error}") from error
         # One connection per call costs little on one machine, and threads need not wait.

@@ -214,7 +214,7 @@ class _AsyncRun:
             self._over.set()
 
     def _next(self) -> RunningNode | None:
-        if self._cancelling:
+        if self._cancelling or self._execution.interrupt is not None:
             self._cancel()
         return self._execution.next()
 

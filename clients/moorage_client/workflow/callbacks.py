@@ -13,7 +13,8 @@ class ExecutionCallbacks:
     The sync executor calls them on the thread that runs the node, the async one on its event loop;
     they should return quickly. An exception never leaks resources. In `on_start`, `on_complete` and
     the callbacks of gates it fails the node; in any other callback it is stored in
-    `ExecutionResult.callback_errors`.
+    `ExecutionResult.callback_errors`. A `KeyboardInterrupt` or `SystemExit`, except in the
+    callbacks of gates, also cancels the run; `execute` then raises it.
 
     The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
     `on_failure`, `on_resource_released`. A node that is tried again does not fail before its last

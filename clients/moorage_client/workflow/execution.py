@@ -141,6 +141,8 @@ class Execution:
         self._freed = False
         self._grant: Grant | None = None
         self.cancelled = False
+        self.interrupt: BaseException | None = None
+        """A `KeyboardInterrupt` or `SystemExit` of a callback: the shell then cancels the run."""
         self.callback_errors: list[CallbackError] = []
         self.trace = ExecutionTrace() if settings.enable_tracing else None
         self._started = time.monotonic()
@@ -172,6 +174,8 @@ class Execution:
         """Return a node that holds its resources and can run now; None: wait until `wake`."""
         if self._settings.ends is not None and self._settings.ends():
             self.cancel()
+        if self.interrupt is not None and not self.cancelled:
+            return None
         if self._freed:
             self._freed = False
             self._schedule.unblock()
@@ -212,7 +216,9 @@ class Execution:
             if result is None:
                 result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
                 result.attempts = node.attempt
-            if isinstance(node.growth, DynamicModification) and not self.cancelled:
+            if self.cancelled:
+                node.growth = None
+            elif node.growth is not None:
                 result = self._grow(node, node.growth, result, skipped)
             self._results[node.number] = result
             well = result.status is NodeStatus.COMPLETED
@@ -222,20 +228,21 @@ class Execution:
         return skipped
 
     def _grow(
-        self, node: RunningNode, growth: DynamicModification, result: NodeResult, skipped: list[int]
+        self, node: RunningNode, growth: object, result: NodeResult, skipped: list[int]
     ) -> NodeResult:
         """Apply a node's changes of the graph; return its result, a failure if one is invalid."""
         first = len(self._names)
-        added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
-        numbers = ChainMap(added, self._numbers)
         try:
+            growth = _modification(growth)
+            added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
+            numbers = ChainMap(added, self._numbers)
             self._check(growth)
             edges = [
                 ([numbers[n] for n in spec.dependencies], [numbers[n] for n in spec.dependents])
                 for spec in growth.add_nodes
             ]
-            ready = set(self._schedule.grow(0, edges))
-        except ValueError as error:
+            ready = set(self._schedule.grow(0, edges, [*self._names, *added]))
+        except Exception as error:  # noqa: BLE001  # Whatever the expander returned.
             node.growth = wrong = GraphError(
                 f"the graph cannot change after {node.name!r}: {error}"
             )
@@ -319,11 +326,13 @@ class Execution:
                 self._give_up(claim.number)
 
     def result(self) -> ExecutionResult:
-        """End the run and return its result."""
+        """End the run and return its result, or raise the interrupt of a callback."""
         self._settings.pool.unwatch(self.freed)
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_COMPLETED)
             self.trace.close()
+        if self.interrupt is not None:
+            raise self.interrupt
         results = {each.name: each for each in self._results if each is not None}
         assert len(results) == len(self._names) - len(self._removed), "a node has no result"
         return ExecutionResult.of(
@@ -464,10 +473,10 @@ class Execution:
                 self._report("on_resource_released", node.name, call, node.name, resources)
         if (growth := node.growth) is not None:
             node.growth, callbacks = None, self._settings.callbacks
-            if isinstance(growth, DynamicModification):
-                self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
-            else:
+            if isinstance(growth, GraphError):
                 self._call("on_failure", callbacks.on_failure, node.name, growth)
+            else:
+                self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
         self.report_skipped_nodes(skipped)
 
     def report_skipped_nodes(self, numbers: Iterable[int]) -> None:
@@ -496,8 +505,8 @@ class Execution:
         if callbacks.on_start is not None and not node.stopped:
             try:
                 callbacks.on_start(node.name)
-            except Exception as error:  # noqa: BLE001  # The node fails with it.
-                return error
+            except BaseException as error:  # noqa: BLE001  # The node fails with it.
+                return self._caught(error)
         return node.stopped_by
 
     def close(
@@ -566,8 +575,8 @@ class Execution:
                 call(node.name, value)
             if (journal := self._settings.journal) is not None:
                 journal.completed(node.name, value)
-        except Exception as error:  # noqa: BLE001  # The node fails with it.
-            return error
+        except BaseException as error:  # noqa: BLE001  # The node fails with it.
+            return self._caught(error)
         return None
 
     def _try_again(
@@ -591,9 +600,17 @@ class Execution:
         """Call a callback; store its exception, which does not fail the node."""
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001  # The result of the run lists it.
+        except BaseException as error:  # noqa: BLE001  # The result of the run lists it.
+            self._caught(error)
             if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
                 self.callback_errors.append(CallbackError(callback, name, error))
+
+    def _caught(self, error: BaseException) -> BaseException:
+        """Return the exception of a callback; Ctrl-C and `sys.exit` also interrupt the run."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            self.interrupt = error
+            self._wake()
+        return error
 
     def _call(
         self, callback: str, call: Callable[..., object] | None, name: str, what: object
@@ -604,6 +621,13 @@ class Execution:
     def _add(self, event: EventType, name: str) -> None:
         if self.trace is not None:
             self.trace.add(event, name)
+
+
+def _modification(returned: object) -> DynamicModification:
+    """Return what an expander returned, if it is a change of the graph."""
+    if not isinstance(returned, DynamicModification):
+        raise TypeError(f"expected a DynamicModification or None, found {returned!r}")
+    return returned
 
 
 def _status(

@@ -251,6 +251,8 @@ class _Run:
                     due.append(heapq.heappop(self._timers)[2])
             for act in due:
                 act()
+            if self._execution.interrupt is not None:
+                self.cancel()
             with self._lock:
                 if self._defect is not None:
                     raise self._defect
@@ -289,8 +291,8 @@ class _Run:
         if error is None:
             token = enter(node)
             try:
-                task = self._tasks.get(node.name) or self._execution.grown[node.name]
-                value = self._pools.call(task, node)
+                tasks = self._tasks if node.name in self._tasks else self._execution.grown
+                value = self._pools.call(tasks[node.name], node)
                 if is_awaitable(value):
                     value = wait_for(value, node)
             except BaseException as raised:  # noqa: BLE001  # It is the error of the node.

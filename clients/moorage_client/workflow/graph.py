@@ -395,7 +395,8 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is empty or taken, or an entry is not a node; the graph is unchanged.
+            GraphError: A name is not a text, empty or taken, or an entry is not a node; the graph
+                is unchanged.
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)
@@ -501,7 +502,7 @@ class DAGBuilder:
             metadata: Labels, tags and the like, for `DAG.get_metadata`.
 
         Raises:
-            GraphError: The name is empty, or taken.
+            GraphError: The name is not a text, empty, or taken.
         """
         _add_node(self._successors, name)
         if payload is not None or metadata is not None:
@@ -568,7 +569,7 @@ def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
     """Return nodes as tuples of name, payload and metadata."""
     if isinstance(nodes, str):
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
-    rows = [(each,) if isinstance(each, str) else tuple(each) for each in nodes]
+    rows = [tuple(each) if isinstance(each, tuple | list) else (each,) for each in nodes]
     if wrong := [row for row in rows if not 1 <= len(row) <= len(("name", "payload", "metadata"))]:
         forms = "a name, (name, payload) or (name, payload, metadata)"
         raise GraphError(f"{wrong[0]!r} is not {forms}")
@@ -593,7 +594,7 @@ def _edge(known: Edge | None, weight: float | None, label: str | None) -> Edge:
 
 
 def _add_node(successors: _Successors, name: str) -> None:
-    if not name:
+    if not name or not isinstance(name, str):
         raise GraphError(f"a node's name is a text of at least one character, not {name!r}")
     if name in successors:
         raise GraphError(f"there is a node {name!r} already")

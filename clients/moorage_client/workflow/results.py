@@ -63,7 +63,7 @@ class CallbackError:
 
     callback: str
     node_name: str
-    error: Exception
+    error: BaseException
 
 
 @dataclass(slots=True)

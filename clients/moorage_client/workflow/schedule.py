@@ -8,7 +8,7 @@ of the group does.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
@@ -223,16 +223,23 @@ class Schedule:
         """Return whether a node waits for a predecessor."""
         return self._states[node] == _WAITING
 
-    def grow(self, group: int, edges: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    def grow(
+        self,
+        group: int,
+        edges: Sequence[tuple[Sequence[int], Sequence[int]]],
+        names: Sequence[str],
+    ) -> list[int]:
         """Add nodes of one group, last in rank; return those without open predecessors.
 
         Args:
             group: The group of the new nodes.
             edges: For each new node its predecessors and successors; new nodes get the next
                 numbers.
+            names: The names of all nodes, for the error.
 
         Raises:
-            ValueError: The edges would form a cycle; the schedule is unchanged.
+            ValueError: The edges would form a cycle, which the message names; the schedule is
+                unchanged.
         """
         first = len(self._states)
         following: dict[int, list[int]] = {}
@@ -240,7 +247,7 @@ class Schedule:
             following.setdefault(number, []).extend(after)
             for node in before:
                 following.setdefault(node, []).append(number)
-        self._refuse_cycles(range(first, first + len(edges)), following)
+        self._refuse_cycles(range(first, first + len(edges)), following, names)
         for number in range(first, first + len(edges)):
             self._successors.append([])
             self._waiting_for.append(0)
@@ -262,7 +269,9 @@ class Schedule:
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 
-    def _refuse_cycles(self, added: Iterable[int], following: Mapping[int, list[int]]) -> None:
+    def _refuse_cycles(
+        self, added: Iterable[int], following: Mapping[int, list[int]], names: Sequence[str]
+    ) -> None:
         reached: dict[int, list[int]] = {}
         left = list(added)
         while left:
@@ -271,7 +280,11 @@ class Schedule:
                 own = self._successors[node] if node < len(self._successors) else ()
                 reached[node] = [*own, *following.get(node, ())]
                 left += reached[node]
-        TopologicalSorter(reached).prepare()
+        try:
+            TopologicalSorter(reached).prepare()
+        except CycleError as error:
+            cycle = [names[number] for number in reversed(error.args[1])]
+            raise ValueError(f"these nodes form a cycle: {' -> '.join(cycle)}") from error
 
     def cancel(self) -> list[int]:
         """End all nodes that are not running; return these nodes."""

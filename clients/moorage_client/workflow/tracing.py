@@ -102,7 +102,7 @@ class ExecutionTrace:
                 node_name,
                 None,
                 duration,
-                None if error is None else f"{type(error).__name__}: {error}",
+                None if error is None else _text(error),
                 metadata | ({"status": status} if status else {}),
             )
         )
@@ -185,6 +185,14 @@ class ExecutionTrace:
                     "pid": 1,
                     "args": {"allocated": amount_of(used[name])},
                 }
+
+
+def _text(error: BaseException) -> str:
+    """Return an exception as text, also if its `str` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # The code of a task made the exception.
+        return f"{type(error).__name__}: <exception str() failed>"  # The words of a traceback.
 
 
 def _meta(kind: str, lane: int, name: str) -> JsonObject:

@@ -9,7 +9,7 @@ The package does no I/O, except `dump`, which writes to a file that the caller h
 errors are one tree:
 
     SlotsError
-    ├── ResourceUnavailable         the request does not fit now, or never; the message says which
+    ├── ResourceUnavailable         the request does not fit now, or never: see `accommodates`
     │   └── UnevenNodes             the nodes differ in a number (also an InvalidRequest)
     ├── EmptyResourcePoolError      the pool has no types at all
     ├── UnknownResourceType         the pool has no such type (also a TypeError)

@@ -7,7 +7,7 @@ class SlotsError(Exception):
 
 
 class ResourceUnavailable(SlotsError):
-    """The request does not fit now, or can never fit in this pool; the message says which."""
+    """The request does not fit now, or can never fit in this pool; `accommodates` says which."""
 
 
 class EmptyResourcePoolError(SlotsError):

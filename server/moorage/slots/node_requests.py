@@ -31,8 +31,7 @@ class NodeRequest:
 
     def add(self, type: str, count: int = 1, slots: Slots = 1) -> Self:  # noqa: A002  # As elsewhere.
         """Add `count` members to the request, each of which asks for `slots` slots."""
-        if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
-            raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
+        _check_count(count)
         self.members += parse_request([{"type": type, "slots": slots}]) * count
         return self
 
@@ -63,6 +62,11 @@ class NodeRequest:
     def __repr__(self) -> str:
         wanted = ", ".join(f"{plain(each.slots)} of {each.type}" for each in self.members)
         return f"<{type(self).__name__} {wanted}{' exclusive' if self.exclusive else ''}>"
+
+
+def _check_count(count: object) -> None:
+    if type(count) is not int or not 0 <= count <= MEMBERS_MAX:
+        raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
 
 
 def parse_node_requests(request: Any) -> list[NodeRequest]:

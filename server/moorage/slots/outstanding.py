@@ -1,13 +1,14 @@
 """Records checked-out slots: only these can be returned, and only once.
 
-A pool adds each allocation at its checkout and settles it at its checkin. An `Allocation` has a
-number, so the pool tells equal allocations apart. An allocation from plain JSON has no number: the
-pool compares its contents, and settles the oldest of equal ones.
+A pool adds each allocation at its checkout and settles it at its checkin. Each member of an
+`Allocation` has the allocation's number, so the pool tells equal allocations apart. A member that
+was copied as a plain dict, or converted to JSON, has no number: the pool compares its contents, and
+settles the oldest of equal ones.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from moorage.records.json_values import JsonMapping, JsonObject
@@ -42,6 +43,20 @@ class Held(NamedTuple):
 
 
 @in_yaml
+class _Row(JsonObject):
+    """A member of an allocation, `{"id", "slots"}`, and the allocation's number."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, document: JsonMapping, number: int | None) -> None:
+        super().__init__(document)
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Row, (dict(self), self.number)
+
+
+@in_yaml
 class Allocation(dict[str, list[JsonObject]]):
     """The result of a checkout, `{type: [{"id", "slots"}]}`, and its number.
 
@@ -55,9 +70,11 @@ class Allocation(dict[str, list[JsonObject]]):
     __slots__ = ("number",)
 
     def __init__(
-        self, resources: Mapping[str, list[JsonObject]], number: int | None = None
+        self, resources: Mapping[str, Iterable[JsonMapping]], number: int | None = None
     ) -> None:
-        super().__init__(resources)
+        super().__init__(
+            {k: [_Row(each, number) for each in rows] for k, rows in resources.items()}
+        )
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,30 +93,32 @@ class Outstanding:
     def add(self, allocation: Mapping[str, Iterable[JsonMapping]]) -> int:
         """Store an allocation; return its number."""
         number = next_number()
-        for held in parse_allocation(allocation):
+        for held, _ in parse_allocation(allocation):
             holders = self._holders.setdefault(held, {})
             holders[number] = holders.get(number, 0) + 1
         return number
 
-    def settle(self, returned: Iterable[Held], number: int | None) -> None:
+    def settle(self, returned: Sequence[tuple[Held, int | None]]) -> None:
         """Remove the returned slots from the checked-out ones: all of them, or none.
 
         Args:
-            returned: An allocation, or a part of one.
-            number: The allocation's number; None: unknown.
+            returned: The members, each with the number of its allocation; None: unknown.
 
         Raises:
             InvalidCheckin: A member is not checked out; all checked-out slots stay recorded.
         """
-        times = Counter(returned)
-        for held, wanted in times.items():
+        times, in_all = Counter(returned), Counter(held for held, _ in returned)
+        for (held, number), wanted in times.items():
             holders = self._holders.get(held, {})
-            known = holders.get(number, 0) if number is not None else _some(holders, wanted)
-            if known < wanted:
+            if number is None:
+                short = _some(holders, in_all[held]) < in_all[held]
+            else:
+                short = holders.get(number, 0) < wanted
+            if short:
                 raise InvalidCheckin(self._why_not(held, number))
-        for held, wanted in times.items():
-            for _ in range(wanted):
-                self._forget(held, number)
+        # Members with a number first: the others may only settle what is left.
+        for held, number in sorted(returned, key=lambda each: each[1] is None):
+            self._forget(held, number)
 
     def _why_not(self, wanted: Held, number: int | None) -> str:
         """Return why the slots of a member cannot be returned."""
@@ -137,8 +156,8 @@ class Outstanding:
             del self._holders[held]
 
 
-def parse_allocation(resources: Any) -> list[Held]:
-    """Parse a returned allocation.
+def parse_allocation(resources: Any) -> list[tuple[Held, int | None]]:
+    """Parse a returned allocation; return its members, each with its number if known.
 
     Raises:
         InvalidCheckin: The allocation is malformed; the message names the place.
@@ -146,6 +165,7 @@ def parse_allocation(resources: Any) -> list[Held]:
     if not isinstance(resources, Mapping):
         raise InvalidCheckin(f"expected {{type: [{{'id', 'slots'}}]}}, found {resources!r}")
     members = []
+    whole = resources.number if isinstance(resources, Allocation) else None
     for kind, listed in resources.items():
         if not isinstance(kind, str) or not isinstance(listed, list | tuple):
             raise InvalidCheckin(f"{kind}: expected a list of {{'id', 'slots'}}")
@@ -155,7 +175,8 @@ def parse_allocation(resources: Any) -> list[Held]:
             slots = exact(row["slots"])
             if not slots:
                 raise InvalidCheckin(f"{kind}[{number}].slots: not a number above 0: {row!r}")
-            members.append(Held(kind, str(row["id"]), slots))
+            known = row.number if isinstance(row, _Row) else whole
+            members.append((Held(kind, str(row["id"]), slots), known))
     return members
 
 

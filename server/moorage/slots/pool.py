@@ -126,11 +126,18 @@ class ResourcePool:
 
         Raises:
             ResourceUnavailable: The pool has no such type.
+            InvalidSpecification: The count in the additional properties is not a number.
         """
         with self._lock:
             if type in NODE_NAMES:
                 nodes = self.additional_properties.get("nodes")
-                return int(nodes.get("count", 1)) if isinstance(nodes, Mapping) else 1
+                count = nodes.get("count", 1) if isinstance(nodes, Mapping) else 1
+                try:
+                    return int(count)
+                except (TypeError, ValueError) as error:
+                    raise InvalidSpecification(
+                        f"additional_properties.nodes.count: expected a number, found {count!r}"
+                    ) from error
             for name in (type, f"{type}s"):
                 if name in self._now:
                     return self._now.count(name)
@@ -223,7 +230,7 @@ class ResourcePool:
                 taken = allocate(self._idle, members, self.allocator)
             except ResourceUnavailable as error:
                 return Outcome(ok=False, reason=str(error) or "the allocator refuses")
-            for held in parse_allocation(taken):
+            for held, _ in parse_allocation(taken):
                 self._idle.give(*held)
         return Outcome(ok=True)
 
@@ -263,13 +270,12 @@ class ResourcePool:
                 Also a `ValueError`.
         """
         returned = parse_allocation(resources)
-        number = resources.number if isinstance(resources, Allocation) else None
         with self._lock:
-            for held in returned:
+            for held, _ in returned:
                 if self._now.instance(held.type, held.id) is None:
                     raise InvalidCheckin(f"{held.type} {held.id}: this pool has no such instance")
-            self._outstanding.settle(returned, number)
-            for held in returned:
+            self._outstanding.settle(returned)
+            for held, _ in returned:
                 self._now.give(*held)
 
     def _rows(self, kind: str) -> list[JsonObject]:

@@ -80,6 +80,12 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
             kind(graph("train"), ResourcePool({}), **{argument: {"trian": 1}})
 
 
+@both
+@pytest.mark.parametrize("task", [None, 5])
+def test_a_task_that_cannot_be_called_fails_its_node(kind, task):
+    assert isinstance(run(kind, {"a": task})["a"].error, TypeError)
+
+
 @st.composite
 def workflows(draw):
     """Graphs with needs and durations of nodes, and with failing, missing or async tasks."""
@@ -550,6 +556,41 @@ def test_an_exception_of_any_other_callback_is_reported_and_fails_no_node(kind):
     result = run(kind, tasks, edges="a>b", callbacks=callbacks)
     assert statuses(result) == {"a": "failed", "b": "skipped"}
     assert sorted(each.callback for each in result.callback_errors) == sorted(names)
+
+
+@both
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "name", ["on_start", "on_complete", "on_resource_acquired", "on_resource_released", "on_skip"]
+)
+def test_any_exception_of_a_callback_releases_all_resources(kind, name, raised):
+    def raises(*_):
+        raise raised
+
+    pool, dag = ResourcePool({"gpu": 2}), graph("a", "b", "c", "missing")
+    callbacks = ExecutionCallbacks(**{name: raises})
+    executor = kind(dag, pool, dict.fromkeys(dag, gpu(1)), callbacks=callbacks, retries=1)
+    tasks = {"a": lambda: 1, "b": _value, "c": lambda: current_node().wait_stopped(WAIT)}
+    if raised is asyncio.CancelledError:
+        execute(executor, tasks | {"c": lambda: 3})
+    else:
+        with pytest.raises(raised):
+            execute(executor, tasks)
+    assert pool.available == {"gpu": 2}
+
+
+@both
+def test_an_exception_without_text_is_traced(kind):
+    class TextlessError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def fails():
+        raise TextlessError
+
+    result = run(kind, {"a": fails}, enable_tracing=True)
+    errors = [event.error for event in result.trace.events_for_node("a") if event.error]
+    assert (result.failed, errors) == (1, ["TextlessError: <exception str() failed>"])
 
 
 async def test_a_blocking_task_does_not_stall_the_loop():

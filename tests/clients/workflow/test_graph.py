@@ -147,7 +147,7 @@ def test_either_all_given_nodes_and_edges_are_added_or_none_of_them():
     assert dag.get_edge("a", "b").weight == 1.0
     dag.add_edge("a", "b", weight=4)
     assert (dag.get_edge("a", "b").weight, dag.edge_count()) == (4, 3)
-    for wrong in (["d", "a"], ["d", ""], ["d", ("e", 1, 2, 3)], "d"):
+    for wrong in (["d", "a"], ["d", ""], ["d", 5], ["d", (5, 1)], ["d", ("e", 1, 2, 3)], "d"):
         with pytest.raises(GraphError):
             dag.add_nodes(wrong)
     for edges in (
@@ -160,6 +160,9 @@ def test_either_all_given_nodes_and_edges_are_added_or_none_of_them():
     ):
         with pytest.raises(GraphError):
             dag.add_edges(edges)
+    for add in (dag.add_node, DAG.builder().add_node):
+        with pytest.raises(GraphError, match=r"a node's name is a text .* not 5"):
+            add(5)
     assert (dag.node_names(), dag.edge_count()) == (["a", "b", "c"], 3)
     assert dag.get_edge("a", "b").weight == 4
 

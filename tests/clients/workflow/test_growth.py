@@ -1,5 +1,6 @@
 """Tests of graphs that change while they run."""
 
+import itertools
 import threading
 from functools import partial
 
@@ -20,7 +21,7 @@ from tests.clients.workflow.graphs import graph, noting, statuses
 
 
 def adding(*specs, remove=()):
-    return lambda _name, _value: DynamicModification(list(specs), list(remove))
+    return lambda _name, _value: DynamicModification(list(specs), remove)
 
 
 def test_a_node_adds_nodes_before_its_successors():
@@ -74,7 +75,9 @@ def test_no_node_waits_for_a_removed_node():
         ([DynamicNodeSpec("x", list)] * 2, [], "there is a node 'x' already"),
         ([DynamicNodeSpec("x", list, ["y"])], [], "no node 'y' for 'x' to wait for"),
         ([DynamicNodeSpec("x", list, [], ["a"])], [], "'a' has started, or is over"),
-        ([DynamicNodeSpec("x", list, ["b"], ["b"])], [], "cycle"),
+        ([DynamicNodeSpec("x", list, ["b"], ["b"])], [], "these nodes form a cycle: "),
+        ([5], [], "the graph cannot change after 'a'"),
+        ([], 5, "the graph cannot change after 'a'"),
         ([], ["y"], "there is no node 'y' to remove"),
         ([], ["a"], "'a' has started, or is over"),
     ],
@@ -92,6 +95,20 @@ def test_an_impossible_change_fails_the_node(specs, remove, reason):
     assert isinstance(error, GraphError)
     assert reason in str(error)
     assert calls == [("a", error)]
+
+
+def test_an_expander_that_returns_no_modification_fails_its_node():
+    result = DynamicExecutor(graph("a"), {"a": lambda *_: 5}).execute({"a": list})
+    assert (result.failed, "found 5" in str(result["a"].error)) == (1, True)
+
+
+def test_a_cycle_of_added_nodes_is_named_in_the_order_of_its_edges():
+    specs = [DynamicNodeSpec("x", list, ["z"]), DynamicNodeSpec("y", list, ["x"])]
+    expand = adding(*specs, DynamicNodeSpec("z", list, ["y"]))
+    error = DynamicExecutor(graph("a"), {"a": expand}).execute({"a": list})["a"].error
+    cycle = str(error).partition("cycle: ")[2].split(" -> ")
+    assert len(cycle) == 4
+    assert set(itertools.pairwise(cycle)) == {("x", "y"), ("y", "z"), ("z", "x")}
 
 
 def test_an_expander_that_raises_fails_its_node():
@@ -122,10 +139,11 @@ def test_added_successors_of_a_failed_node_are_skipped_only_with_fail_fast(fail_
 
 
 def test_a_run_that_is_cancelled_does_not_grow():
-    executor = DynamicExecutor(
-        graph("a", "b", edges="a>b"), {"a": adding(DynamicNodeSpec("x", list))}
-    )
+    expanders, calls = {"a": adding(DynamicNodeSpec("x", list))}, []
+    callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: calls.append(about))
+    executor = DynamicExecutor(graph("a", "b", edges="a>b"), expanders, callbacks=callbacks)
     result = executor.execute({"a": executor.cancel, "b": list})
+    assert calls == []
     assert result["b"].status is NodeStatus.CANCELLED
     assert "x" not in result
 

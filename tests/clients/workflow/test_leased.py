@@ -22,6 +22,7 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client import BlockingClient, LeaseLost, NeverFits, NoCapacity
 from moorage_client.workflow import (
+    ExecutionCallbacks,
     JournalError,
     LeasedPool,
     ResourceAwareExecutor,
@@ -154,6 +155,14 @@ def test_a_refused_lease_fails_the_node(kind, server, client):
         pool._capacities["gpu"] *= 10  # As with many nodes: enough in total, too little on each.
         result = execute(kind(dag, pool, {"wide": gpu(3)}), dict.fromkeys(dag, lambda: 1))
     assert isinstance(result["wide"].error, NeverFits)
+
+
+@both
+def test_an_exit_in_a_callback_releases_the_lease(kind, server, client):
+    dag, callbacks = graph("a"), ExecutionCallbacks(on_start=sys.exit)
+    with LeasedPool(POLICY, server.ws) as pool, pytest.raises(SystemExit):
+        execute(kind(dag, pool, {"a": gpu(1)}, callbacks=callbacks), {"a": list})
+    assert held_leases(client) == []
 
 
 def test_an_impossible_need_is_refused_before_anything_runs(server, client):

@@ -13,10 +13,12 @@ import pytest
 from moorage.testing.daemon_process import daemon
 from moorage_client import workflow
 from moorage_client.workflow import LeasedPool, ResourceAwareExecutor
+from moorage_client.workflow.schedule import PASSED_MAX
 from moorage_client.workflow.waiting import OVERTAKEN_MAX
 from moorage_policies import catalog
 
 FOLDER = Path(workflow.__file__).parent
+DECISIONS = FOLDER.parents[2] / "docs/reference/resource-scheduling.md"
 TEXT = (FOLDER / "README.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SHELL = [each for each in EXAMPLES if each.startswith(">>> ")]
@@ -78,3 +80,6 @@ def test_the_readme_has_the_variables_and_numbers_of_the_code():
     assert len(variables) >= 5
     assert all(f"`{name}`" in TEXT for name in variables)
     assert f"overtaken by smaller requests {OVERTAKEN_MAX} times" in TEXT
+    decisions = " ".join(DECISIONS.read_text().split())
+    assert f"after {PASSED_MAX} nodes with smaller needs have overtaken a node" in decisions
+    assert f"After {OVERTAKEN_MAX} more nodes have overtaken it" in decisions
