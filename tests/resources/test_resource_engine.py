@@ -613,6 +613,12 @@ async def test_a_python_object_of_this_process_can_be_a_resource():
     assert thing.is_finite()
     with pytest.raises(ValueError, match="env_cls_path: expected a class"):
         await ResourceEngine.acquire("none", LocalEnvResourceSpec(env_cls_path=""))
+    await thing.end()
+    assert await ResourceEngine.get_status("a") is ResourceStatus.STOPPED
+    with pytest.raises(BackendError, match="a was ended"):
+        await ResourceEngine.reset("a")
+    await ResourceEngine.release("a")
+    assert await ResourceEngine.acquire("c", spec) is not thing, "the user has ended it"
     missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
     with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
         await ResourceEngine.acquire("b", missing)
