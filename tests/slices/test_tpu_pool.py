@@ -279,6 +279,9 @@ def test_the_actor_of_a_host_can_be_created_directly(make_pool):
     hosts = ray.get(actor.get_all_actors_in_pool.remote(), timeout=60)
     assert [each.host_id for each in ray.get([host.get_info.remote() for host in hosts])] == [0, 1]
     assert pool.get_all_pool_members() == []
+    ray.get(actor.shutdown.remote(), timeout=60)
+    ray.kill(actor)
+    pool.scale_multislice(2, timeout=20)
 
 
 def test_a_larger_size_is_tried_again_after_a_minute(make_pool):

@@ -82,7 +82,11 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return actor_info.slice_name
 
     def create_actor(self) -> RayValue:
-        """Start an actor for one more slice, and return its handle; a drain ends it, too."""
+        """Start an actor for one more slice, and return its handle; a drain ends it, too.
+
+        Ray keeps the reservation when the actor has ended, until the next `scale_multislice`,
+        `prepare_all_slices` or drain of this pool.
+        """
         self._reservations.append(Reservation.open(self._shape, self._settings))
         return self._reservations[-1].actor
 
@@ -411,7 +415,20 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._losses += [each for each in lost if each.slice_name in gone]
         members = {id(member) for member in self._actor_pool}
         self._slots = {slot: each for slot, each in self._slots.items() if id(each) in members}
+        self._free_ended_strays()
         return unhealthy
+
+    def _free_ended_strays(self) -> None:
+        """Free the reservations of slices outside of the pool that have ended."""
+        members = {member.actor for member in self._actor_pool}
+        strays = [each for each in self._reservations if each.actor not in members]
+        begun = [each for each in strays if ray.wait([each.answer], timeout=0)[0]]
+        checks = [each.actor.healthy.remote() for each in begun]
+        answers = outcomes(checks, self._settings.health_check_seconds_max)
+        for each, answer in zip(begun, answers, strict=True):
+            if answer is not True:
+                each.close()
+                self._reservations.remove(each)
 
     def _end(self, member: ActorPoolMember[SliceInfo]) -> None:
         """Kill the actors of a slice and of its hosts, and free the reservation."""
