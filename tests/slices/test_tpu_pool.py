@@ -195,7 +195,7 @@ def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
 
 def test_invalid_sizes_of_a_pool_are_refused(make_pool):
     pool = make_pool(TYPE)
-    for sizes in (0, -1, [2, 0], [-3]):
+    for sizes in (0, -1, [2, 0], [-3], "2", 1.5, None, [1.5]):
         with pytest.raises(ValueError, match="must be > 0"):
             pool.scale_multislice(sizes)
     with pytest.raises(ValueError, match="valid sizes list is empty"):

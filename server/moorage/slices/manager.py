@@ -1,8 +1,9 @@
 """A pool of slices: scale it, prepare its hosts, and run functions on them."""
 
 import logging
+import numbers
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from moorage.slices.actors.pool import ResourcePoolManager
@@ -106,7 +107,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
-            ValueError: No number is given, or a number is not above 0.
+            ValueError: No number is given, or a number is not whole, or not above 0.
             InsufficientSlicesError: No requested number is available; the pool keeps its healthy
                 slices.
             SliceDegraded: No requested number is available, since a slice has lost hosts.
@@ -460,10 +461,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
 def _sizes(num_slices: int | Sequence[int]) -> list[int]:
     """Return the sizes of the pool to try, the largest first."""
-    sizes = [num_slices] if isinstance(num_slices, int) else list(num_slices)
+    sizes = list(num_slices) if isinstance(num_slices, Iterable) else [num_slices]
     if not sizes:
         raise ValueError("valid sizes list is empty")
     for size in sizes:
-        if size <= 0:
-            raise ValueError(f"Target slice count must be > 0, got {size!r}")
+        if not isinstance(size, numbers.Integral) or size <= 0:
+            raise ValueError(f"Target slice count must be > 0 and whole, got {size!r}")
     return sorted(set(sizes), reverse=True)
