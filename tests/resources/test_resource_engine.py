@@ -426,6 +426,15 @@ async def test_a_dead_free_resource_is_not_reused(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
+async def test_a_caller_waits_for_the_answer_of_a_free_resource_only_as_long_as_it_allows(engine):
+    silent = await engine.acquire("a", ALONE)
+    await engine.release("a")
+    silent.get_status = asyncio.Event().wait
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.acquire("b", ALONE), 0.1)
+    assert await engine.acquire("c", ALONE, timeout=0.1) is not silent
+
+
 async def test_a_caller_cancelled_while_a_dead_resource_ends_holds_no_slot(engine, workshop):
     thing = await engine.acquire("a", ALONE)
     await engine.release("a")
@@ -613,6 +622,12 @@ async def test_a_python_object_of_this_process_can_be_a_resource():
     assert thing.is_finite()
     with pytest.raises(ValueError, match="env_cls_path: expected a class"):
         await ResourceEngine.acquire("none", LocalEnvResourceSpec(env_cls_path=""))
+    await thing.end()
+    assert await ResourceEngine.get_status("a") is ResourceStatus.STOPPED
+    with pytest.raises(BackendError, match="a was ended"):
+        await ResourceEngine.reset("a")
+    await ResourceEngine.release("a")
+    assert await ResourceEngine.acquire("c", spec) is not thing, "the user has ended it"
     missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
     with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
         await ResourceEngine.acquire("b", missing)

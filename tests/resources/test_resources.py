@@ -292,6 +292,18 @@ async def test_run_cmd_gives_exit_codes(engine):
 # Equal specs ------------------------------------------------------------------------------------
 
 
+class Terse:
+    def __repr__(self) -> str:
+        return "Terse"
+
+
+TERSE = Terse()
+
+
+def of(value: object) -> LocalEnvResourceSpec:
+    return LocalEnvResourceSpec(env_cls_path="some.Class", init_kwargs={"value": value})
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -307,9 +319,11 @@ async def test_run_cmd_gives_exit_codes(engine):
             ContainerResourceSpec(ray_actor_options={"num_cpus": 2}),
         ),
         (PodResourceSpec(mem_limit="2g"), PodResourceSpec(mem_limit="2048m")),
+        (of({"a": {1, 2}, "b": TERSE}), of({"b": TERSE, "a": {2, 1}})),
+        (of((Path("a"), 1)), of((Path("a"), 1.0))),
     ],
 )
-def test_specs_with_equal_limits_in_different_spellings_share_one_pool(one, other):
+def test_specs_with_equal_values_in_different_spellings_share_one_pool(one, other):
     assert pool_key(one, "local") == pool_key(other, "local")
 
 
@@ -320,9 +334,20 @@ def test_specs_with_equal_limits_in_different_spellings_share_one_pool(one, othe
         (process(mem_limit="1g"), process()),
         (ContainerResourceSpec(mount={"/a": "/b:ro"}), ContainerResourceSpec(mount={"/a": "/b"})),
         (BaseResourceSpec(extra={"a": 1.5}), BaseResourceSpec(extra={"a": 1})),
+        *(
+            (of(one), of(other))
+            for one, other in [
+                ((1,), [1]),
+                (b"1", "b'1'"),
+                ({1: 2}, {"1": 2}),
+                (Path("a"), Path("b")),
+                (Path("a"), "PosixPath('a')"),
+                (Terse(), Terse()),
+            ]
+        ),
     ],
 )
-def test_specs_with_different_limits_have_different_pools(one, other):
+def test_specs_with_different_values_have_different_pools(one, other):
     assert pool_key(one, "local") != pool_key(other, "local")
 
 

@@ -195,7 +195,7 @@ def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
 
 def test_invalid_sizes_of_a_pool_are_refused(make_pool):
     pool = make_pool(TYPE)
-    for sizes in (0, -1, [2, 0], [-3]):
+    for sizes in (0, -1, [2, 0], [-3], "2", 1.5, None, [1.5]):
         with pytest.raises(ValueError, match="must be > 0"):
             pool.scale_multislice(sizes)
     with pytest.raises(ValueError, match="valid sizes list is empty"):
@@ -279,6 +279,9 @@ def test_the_actor_of_a_host_can_be_created_directly(make_pool):
     hosts = ray.get(actor.get_all_actors_in_pool.remote(), timeout=60)
     assert [each.host_id for each in ray.get([host.get_info.remote() for host in hosts])] == [0, 1]
     assert pool.get_all_pool_members() == []
+    ray.get(actor.shutdown.remote(), timeout=60)
+    ray.kill(actor)
+    pool.scale_multislice(2, timeout=20)
 
 
 def test_a_larger_size_is_tried_again_after_a_minute(make_pool):

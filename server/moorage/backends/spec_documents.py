@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
-import json
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,7 +16,7 @@ from moorage.backends.specs import (
     LocalEnvResourceSpec,
     SpecError,
 )
-from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 _ALL: Final[list[type[BaseResourceSpec]]] = [*registry.specs(), LocalEnvResourceSpec]
 SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
@@ -24,6 +24,10 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
     for each in reversed(_ALL)  # Of two kinds with one category, the first.
 }
 """The spec classes by `category`, as JSON names them."""
+_NUMBERS: Final[dict[tuple[type, Any], int]] = {}
+"""The numbers of values in the keys of pools, by class and value."""
+_UNUSED: Final = itertools.count(-1, -1)
+"""The numbers that no value has; an `id` is never negative."""
 
 
 def spec_from_document(
@@ -83,8 +87,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     """Return the name of the pool for resources of this spec and backend.
 
     The key starts with `category:title|backend`, for people, and ends with a digest of every field.
-    So specs share a pool if and only if they mean the same, however they are written. Values that
-    JSON cannot express count by their `repr`.
+    So specs share a pool if and only if they mean the same, however they are written.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     with contextlib.suppress(KeyError, ValueError):  # The spec has no such field, or another value.
@@ -92,23 +95,37 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     if isinstance(spec, ContainerResourceSpec):
         document |= {"image": spec.title, "host_ip": spec.host_ip or "127.0.0.1"}
         document["mount"] = {key: way.removesuffix(":rw") for key, way in spec.mount.items()}
-    kind = type(spec)
-    text = json.dumps(_level(document), sort_keys=True, default=_plain, separators=(",", ":"))
-    whole = f"{kind.__module__}.{kind.__qualname__}{text}"
+    whole = _name(type(spec)) + _text(document)
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     return f"{spec.category}:{spec.title}|{backend}|{digest}"
 
 
-def _level(value: JsonValue) -> JsonValue:
-    """Return a value with integral floats replaced by integers: 1.0 becomes 1."""
-    if isinstance(value, dict):
-        return {name: _level(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_level(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _plain(value: JsonValue) -> JsonValue:
+def _text(value: Any) -> str:
+    """Return a text that values share if and only if they are equal; 1.0 equals 1."""
+    kind = type(value)
+    if value is None or kind in {bool, int, float, str, bytes}:
+        return repr(int(value) if kind is float and value.is_integer() else value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return repr(value)
+        parts = [_text(getattr(value, each.name)) for each in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        parts = sorted(f"{_text(name)}:{_text(each)}" for name, each in value.items())
+    elif isinstance(value, set | frozenset):
+        parts = sorted(map(_text, value))
+    elif isinstance(value, list | tuple):
+        parts = [_text(each) for each in value]
+    else:
+        return f"{_name(kind)}#{_number(value)}"
+    return f"{_name(kind)}({','.join(parts)})"
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _number(value: Any) -> int:
+    """Return a number that only equal values share; of values without a hash, each has its own."""
+    kind: Any = type(value)
+    if kind.__eq__ is not object.__eq__:
+        with contextlib.suppress(TypeError):  # The value has no hash.
+            return _NUMBERS.setdefault((kind, value), next(_UNUSED))
+    return id(value)  # The spec of the pool keeps the value, so no other value gets the id.

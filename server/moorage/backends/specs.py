@@ -332,6 +332,8 @@ class APIModelResourceSpec(BaseResourceSpec):
 class LocalEnvResourceSpec(BaseResourceSpec):
     """An object of a class in the caller's process. The daemon refuses it, as it runs no code.
 
+    Its creation blocks the event loop; do slow work in the object's own `start`, a coroutine.
+
     Args:
         env_cls_path: `package.module.Class`.
         init_kwargs: Keyword arguments of the class.

@@ -133,7 +133,8 @@ class ResourceEngine:
             id: The name by which later calls find the resource.
             spec: The spec of the resource.
             backend: The name of the backend.
-            timeout: Most seconds for the backend's start alone.
+            timeout: Most seconds for the backend's start alone; a free resource that does not
+                answer in this time is replaced.
             wait_timeout: Most seconds to wait for a slot; None: without end.
 
         Raises:

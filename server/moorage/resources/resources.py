@@ -306,6 +306,8 @@ class BackendResource(BaseResource):
     ) -> CommandOutput:
         """Run a shell command in the resource; return the output, which has an `exit_code`.
 
+        Of a long output, only the first MiB is returned (AWS: the first 24,000 characters).
+
         Raises:
             TimeoutError: The command took longer than `timeout` seconds, and was killed.
         """

@@ -190,6 +190,7 @@ class LocalEnvResource(BaseResource):
     def __init__(self, resource_id: str, spec: LocalEnvResourceSpec) -> None:
         self._id = resource_id
         self._spec = spec
+        self._ended = False
         self.env = _environment(spec)
 
     def __getattr__(self, name: str) -> Any:
@@ -215,23 +216,28 @@ class LocalEnvResource(BaseResource):
 
         Raises:
             TypeError: Arguments are given, but the object has no `reset`.
-            BackendError: The new object could not be created.
+            BackendError: The object was ended, or the new object could not be created.
         """
+        if self._ended:
+            raise BackendError(f"{self.resource_id} was ended")
         if callable(getattr(self.env, "reset", None)):
             return await _call(self.env, "reset", *args, **kwargs)
         if args or kwargs:
             raise TypeError(f"{type(self.env).__name__} has no reset(), so it takes no arguments")
         await self.end()
         self.env = _environment(self._spec)
+        self._ended = False
         return await self.start()
 
     async def get_status(self) -> ResourceStatus:
-        """Return the status "running", since an object of this process always runs."""
-        return ResourceStatus.RUNNING
+        """Return the status "running" until the object is ended."""
+        return ResourceStatus.STOPPED if self._ended else ResourceStatus.RUNNING
 
     async def end(self) -> None:
-        """Call the object's own `close`, if it has one."""
-        await _call(self.env, "close")
+        """Call the object's own `close`, if it has one; a second call does nothing."""
+        if not self._ended:
+            await _call(self.env, "close")
+            self._ended = True
 
 
 async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -259,7 +259,7 @@ class ResourceStore:
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was cancelled before its start began")
         if warm is not None:
-            if await finish(_is_fit(pool.runner, warm)):
+            if await _is_fit(pool.runner, warm, claim.timeout_seconds):
                 return warm
             claim.spoiled = True
             await finish(_discard(claim, warm))
@@ -428,10 +428,11 @@ async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
     claim.warm, claim.spoiled = None, False
 
 
-async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
-    """Return whether a resource can be used: it runs, and a service answers."""
+async def _is_fit(runner: Runner, resource: BaseResource, seconds: float | None = None) -> bool:
+    """Return whether a resource can be used: it runs, and a service answers within `seconds`."""
     try:
-        return await runner.get_status(resource) is ResourceStatus.RUNNING
+        async with asyncio.timeout(seconds):
+            return await runner.get_status(resource) is ResourceStatus.RUNNING
     except Exception:  # noqa: BLE001  # Without a status, the resource is not fit.
         return False
 

@@ -1,8 +1,9 @@
 """A pool of slices: scale it, prepare its hosts, and run functions on them."""
 
 import logging
+import numbers
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from moorage.slices.actors.pool import ResourcePoolManager
@@ -38,8 +39,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     """A pool of TPU or GPU slices. One thread at a time may use it.
 
     Member `i` of the pool is slice `i`. A slice keeps its number while the pool grows and while
-    other slices are replaced; its replacement gets the same number. New slices are numbered in the
-    order of their names.
+    other slices are replaced; its replacement gets the same number. The slices that join in one
+    call are numbered in the order of their names.
 
     Args:
         tpu_type: The type of TPU slices, such as `v4-8`.
@@ -82,7 +83,11 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return actor_info.slice_name
 
     def create_actor(self) -> RayValue:
-        """Start an actor for one more slice, and return its handle; a drain ends it, too."""
+        """Start an actor for one more slice, and return its handle; a drain ends it, too.
+
+        Ray keeps the reservation when the actor has ended, until the next `scale_multislice`,
+        `prepare_all_slices` or drain of this pool.
+        """
         self._reservations.append(Reservation.open(self._shape, self._settings))
         return self._reservations[-1].actor
 
@@ -102,7 +107,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
-            ValueError: No number is given, or a number is not above 0.
+            ValueError: No number is given, or a number is not whole, or not above 0.
             InsufficientSlicesError: No requested number is available; the pool keeps its healthy
                 slices.
             SliceDegraded: No requested number is available, since a slice has lost hosts.
@@ -411,7 +416,20 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._losses += [each for each in lost if each.slice_name in gone]
         members = {id(member) for member in self._actor_pool}
         self._slots = {slot: each for slot, each in self._slots.items() if id(each) in members}
+        self._free_ended_strays()
         return unhealthy
+
+    def _free_ended_strays(self) -> None:
+        """Free the reservations of slices outside of the pool that have ended."""
+        members = {member.actor for member in self._actor_pool}
+        strays = [each for each in self._reservations if each.actor not in members]
+        begun = [each for each in strays if ray.wait([each.answer], timeout=0)[0]]
+        checks = [each.actor.healthy.remote() for each in begun]
+        answers = outcomes(checks, self._settings.health_check_seconds_max)
+        for each, answer in zip(begun, answers, strict=True):
+            if answer is not True:
+                each.close()
+                self._reservations.remove(each)
 
     def _end(self, member: ActorPoolMember[SliceInfo]) -> None:
         """Kill the actors of a slice and of its hosts, and free the reservation."""
@@ -443,10 +461,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
 def _sizes(num_slices: int | Sequence[int]) -> list[int]:
     """Return the sizes of the pool to try, the largest first."""
-    sizes = [num_slices] if isinstance(num_slices, int) else list(num_slices)
+    sizes = list(num_slices) if isinstance(num_slices, Iterable) else [num_slices]
     if not sizes:
         raise ValueError("valid sizes list is empty")
     for size in sizes:
-        if size <= 0:
-            raise ValueError(f"Target slice count must be > 0, got {size!r}")
+        if not isinstance(size, numbers.Integral) or size <= 0:
+            raise ValueError(f"Target slice count must be > 0 and whole, got {size!r}")
     return sorted(set(sizes), reverse=True)
