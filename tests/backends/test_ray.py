@@ -230,6 +230,14 @@ async def test_a_failing_member_fails_its_gang(backend, ray_world, reports):
     assert (ended.phase, ended.exit_code, ended.log_tail) == (Phase.FAILED, 5, ("lost it",))
 
 
+async def test_a_start_that_ray_cannot_place_ends_in_time(backend, ray_world):
+    whole = tuple(share(ray_world, number, cpu_milli=4000) for number in (0, 1))
+    await backend.start(Order("a", FOREVER, whole))
+    async with asyncio.timeout(8):
+        with pytest.raises(TimeoutError, match="not ready within 1 s"):
+            await backend.start(Order("b", FOREVER, whole, timeout_seconds=1))
+
+
 async def test_if_an_actor_is_killed_the_processes_of_its_workload_end(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
