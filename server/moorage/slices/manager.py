@@ -22,6 +22,7 @@ from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, slices_possible
+from moorage.slices.tasks import plain
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
@@ -261,8 +262,9 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             timeout: Most seconds for each task; None: no limit.
             hosts_max: Most hosts of each slice, from the first one; None: all.
         """
+        function = plain(function)
         hosts = self._hosts()
-        remote = ray.put(getattr(function, "_function", function))
+        remote = ray.put(function)
         return [
             [
                 HostCall(
