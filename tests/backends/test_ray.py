@@ -230,6 +230,24 @@ async def test_a_failing_member_fails_its_gang(backend, ray_world, reports):
     assert (ended.phase, ended.exit_code, ended.log_tail) == (Phase.FAILED, 5, ("lost it",))
 
 
+async def test_a_start_that_ray_cannot_place_ends_in_time(backend, ray_world):
+    whole = tuple(share(ray_world, number, cpu_milli=4000) for number in (0, 1))
+    await backend.start(Order("a", FOREVER, whole))
+    async with asyncio.timeout(8):
+        with pytest.raises(TimeoutError, match="not ready within 1 s"):
+            await backend.start(Order("b", FOREVER, whole, timeout_seconds=1))
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_exec_runs_in_the_folder_of_its_workload(backend, tmp_path, own):
+    command = ["sh", "-c", "mkdir below; pwd; exec sleep 1000"]
+    spec = ProcessResourceSpec(command=command, workdir=str(tmp_path) if own else None)
+    await backend.start(Order("a", spec))
+    folder = await wait_output(backend, "a")
+    assert (await backend.execute("a", ("pwd",))).output == f"{folder}\n"
+    assert (await backend.execute("a", ("pwd",), workdir="below")).output == f"{folder}/below\n"
+
+
 async def test_if_an_actor_is_killed_the_processes_of_its_workload_end(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))

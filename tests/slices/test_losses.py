@@ -189,6 +189,32 @@ def test_a_host_about_to_be_preempted_gets_no_task(make_pool, ready, settings):
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
+def test_a_slice_about_to_be_preempted_does_not_count(make_pool, ready):
+    pool = make_pool(TYPE)
+    pool.scale_multislice(2)
+    second = pool.get_all_pool_members()[1].actor
+    ready.metadata[2].preempted = True
+    answers = [second.is_being_preempted.remote(), second.healthy.remote()]
+    assert ray.get(answers, timeout=60) == [True, False]
+    pool.scale_multislice([1, 2], timeout=6)
+    assert names(pool) == ["tpu-a"]
+    with pytest.raises(InsufficientSlicesError, match="slice tpu-b is being preempted"):
+        pool.scale_multislice(2, timeout=4)
+    ready.metadata[2].preempted = False
+    pool.scale_multislice(2)
+    assert names(pool) == ["tpu-a", "tpu-b"]
+
+
+def test_a_smaller_size_is_tried_once_a_preempted_slice_is_gone(make_pool, ready, settings, beside):
+    pool = make_pool(TYPE, settings=replace(settings, scale_add_seconds_max=1000))
+    ready.metadata[2].preempted = True
+    scaled = beside(pool.scale_multislice, [1, 2])
+    until(lambda: len(ready.left()["actors"]) == 2)
+    ready.kill(2)
+    scaled.result(60)
+    assert names(pool) == ["tpu-a"]
+
+
 @pytest.mark.parametrize("ready", [[2]], indirect=True, ids=["without-host-2"])
 def test_the_pool_waits_for_a_late_host(make_pool, ready, beside):
     pool = make_pool(TYPE)

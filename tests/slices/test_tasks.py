@@ -6,8 +6,10 @@ import sys
 import threading
 
 import pytest
+import ray
 from ray import cloudpickle
 
+from moorage.slices import CpuAcceleratorConfig, RayExecutor, SlicePoolManager
 from moorage.slices.tasks import reporting
 
 pytestmark = pytest.mark.heavy  # The extra `ray`.
@@ -83,3 +85,15 @@ class Foreign(pickle.Unpickler):
 def test_the_task_wrapper_is_pickled_by_value():
     sent = io.BytesIO(cloudpickle.dumps(reporting(divmod)))
     assert Foreign(sent).load()(7, 2) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda function: SlicePoolManager("v4-16").execute_on_each_host(function),
+        lambda function: RayExecutor.execute(function, CpuAcceleratorConfig(core_count=1)),
+    ],
+)
+def test_a_remote_function_with_options_is_refused_before_anything_runs(run):
+    with pytest.raises(TypeError, match="give the remote function without options"):
+        run(ray.remote(int).options(num_cpus=1))

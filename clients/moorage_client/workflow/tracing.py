@@ -48,7 +48,10 @@ NODE_ENDS: Final = {
     EventType.NODE_CANCELLED: "cancelled",
     EventType.NODE_RETRIED: "retried",
 }
-"""Events that end the bar which `NODE_STARTED` began, each with the status that the trace shows."""
+"""Events that end the bar which `NODE_STARTED` began, each with the status that the trace shows.
+
+If the node never started, for example because the run was cancelled, the event is a mark.
+"""
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class ExecutionTrace:
 
     def _bars(self) -> Iterator[JsonObject]:
         lanes = self._lanes()
+        begun = set[str]()
         for event in self.events:
             kind = event.event_type
             if kind in (EventType.EXECUTION_STARTED, EventType.EXECUTION_COMPLETED):
@@ -157,11 +161,14 @@ class ExecutionTrace:
                 continue
             name = event.node_name or ""
             if kind is EventType.NODE_STARTED:
+                begun.add(name)
                 yield _bar(name, "node", "B", event.timestamp, lanes[name], {})
             elif kind in NODE_ENDS:
                 args = {"status": NODE_ENDS[kind]}
                 args |= {} if event.error is None else {"error": event.error}
-                yield _bar(name, "node", "E", event.timestamp, lanes[name], args)
+                phase = "E" if name in begun else "i"
+                begun.discard(name)
+                yield _bar(name, "node", phase, event.timestamp, lanes[name], args)
             elif kind in (EventType.NODE_GATE_WAITING, EventType.NODE_GATE_RESOLVED):
                 mark = _bar(kind, "gate", "i", event.timestamp, lanes[name], event.metadata)
                 yield mark | {"s": "t"}  # A mark in the lane of its node.

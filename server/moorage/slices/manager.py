@@ -23,6 +23,7 @@ from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, slices_possible
+from moorage.slices.tasks import plain
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
@@ -266,8 +267,9 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             timeout: Most seconds for each task; None: no limit.
             hosts_max: Most hosts of each slice, from the first one; None: all.
         """
+        function = plain(function)
         hosts = self._hosts()
-        remote = ray.put(getattr(function, "_function", function))
+        remote = ray.put(function)
         return [
             [
                 HostCall(
@@ -331,24 +333,31 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     ) -> bool:
         """Wait until the pool has a size; return whether it was reached.
 
-        Shortly after its start, Ray does not know yet how many slices its cluster can hold.
+        Shortly after its start, Ray does not know yet how many slices its cluster can hold; later,
+        the cluster may lose hosts.
         """
         report = Deadline(min(share.left, _REPORT_SECONDS_MAX))
-        while self._most() is None and report.left:
-            if reservations.wait(size - held, Deadline(min(report.left, 1))):
+        joining: Deadline | None = None
+        while share.left:
+            possible = self._most()
+            if possible is None or size <= possible:
+                joining = None
+            else:
+                joining = joining or Deadline(self._joining_seconds(size, possible, last=last))
+                if not joining.left:
+                    return False
+            pause = 1 if possible is None and report.left else self._settings.scale_poll_seconds
+            seconds = min(share.left, pause, share.left if joining is None else joining.left)
+            if reservations.wait(size - held, Deadline(seconds)):
                 return True
-        seconds = self._share(size, share.left, last=last)
-        return bool(seconds) and reservations.wait(size - held, Deadline(seconds))
+        return False
 
-    def _share(self, size: int, seconds: float, *, last: bool) -> float:
-        """Return the seconds to wait until the pool has a size; 0: skip the size."""
-        possible = self._most()
-        if possible is None or size <= possible:
-            return seconds
+    def _joining_seconds(self, size: int, possible: int, *, last: bool) -> float:
+        """Return the seconds to wait for nodes, without which a size does not fit; 0: skip it."""
         name = self.get_actor_pool_name()
         logger.warning("%s: %s slices are wanted; there is room for %s", name, size, possible)
         may_come = last and (possible or self._had_slices or self._degraded_slices())
-        return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
+        return self._settings.host_health_seconds_max if may_come else 0
 
     def _most(self) -> int | None:
         """Return the largest number of slices that the cluster can hold; None if unknown."""

@@ -1,6 +1,21 @@
-"""The wrapper of the user's function in a task's process, for hosts and jobs."""
+"""The user's function, and its wrapper in a task's process, for hosts and jobs."""
 
 from moorage.slices.ray_values import RayValue, UserFunction
+
+
+def plain(function: RayValue) -> UserFunction:
+    """Return the user's function: the function itself, or that of Ray's remote function.
+
+    Raises:
+        TypeError: It is neither, such as the result of a remote function's `options(…)`.
+    """
+    found: RayValue = getattr(function, "_function", function)
+    if not callable(found):
+        raise TypeError(
+            f"expected a function or Ray's remote function, not {function!r}; give the remote"
+            " function without options(…): the slice or the configuration decides its resources"
+        )
+    return found  # type: ignore[no-any-return]  # As callable.
 
 
 def reporting(function: UserFunction) -> UserFunction:

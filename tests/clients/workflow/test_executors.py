@@ -786,6 +786,19 @@ def test_a_chrome_trace_has_a_lane_per_node_and_a_counter_per_resource(tmp_path)
     assert len(json.loads(trace.to_json())) == len(trace.events)
 
 
+@both
+def test_a_chrome_trace_has_a_mark_for_the_end_of_a_node_that_never_started(kind):
+    executor = kind(graph("a", "b", edges="a>b"), ResourcePool({}), enable_tracing=True)
+    trace = execute(executor, {"a": executor.cancel, "b": int}).trace
+    events = json.loads(trace.to_chrome_trace())["traceEvents"]
+    bars = [(e["name"], e["ph"], e["args"]) for e in events if e.get("cat") == "node"]
+    assert sorted(bars, key=str) == [
+        ("a", "B", {}),
+        ("a", "E", {"status": "completed"}),
+        ("b", "i", {"status": "cancelled"}),
+    ]
+
+
 without_pool = pytest.mark.parametrize("kind", [DAGExecutor, AsyncDAGExecutor])
 
 

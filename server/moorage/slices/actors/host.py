@@ -15,7 +15,7 @@ from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
-from moorage.slices.tasks import reporting
+from moorage.slices.tasks import plain, reporting
 from moorage.slices.waiting import Deadline
 
 CALLS_MAX: Final = 100
@@ -186,8 +186,7 @@ class DeviceHost:
             options = self._options(takes)
             options["runtime_env"] = self._environment(runtime_env, env)
             started = ray.remote(max_calls=1, max_retries=0, num_cpus=0)(_run).options(**options)
-            function = getattr(remote_fn, "_function", remote_fn)
-            self._task = task = started.remote(function, *f_args, **(f_kwargs or {}))
+            self._task = task = started.remote(plain(remote_fn), *f_args, **(f_kwargs or {}))
         return await self._finish(task, timeout)
 
     async def _finish(self, task: RayValue, seconds: float | None) -> RayValue:

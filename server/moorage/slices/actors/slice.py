@@ -12,7 +12,8 @@ from uuid import uuid4
 
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
-from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, hosts_group_name
+from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, draining, hosts_group_name
+from moorage.slices.devices import METADATA_SECONDS_MAX, is_reclaimed
 from moorage.slices.errors import HostUnhealthyError, SliceDegraded, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction
@@ -54,14 +55,18 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._group = group
         self._failed = False
         self._info: SliceInfo | None = None
-        self._degraded: SliceDegraded | None = None
+        self._unusable: SlicesError | None = None
         self._hosts: list[tuple[RayNode, HostPlacement]] = []
         self._host_placement_group: RayValue = None
         self._changing = threading.RLock()
         try:
             self._info = self._find()
+            if self._is_reclaimed():
+                name = self._info.slice_name
+                self._unusable = HostUnhealthyError(f"slice {name} is being preempted")
+                self._failed = True
         except SliceDegraded as error:
-            self._degraded = error
+            self._unusable = error
             self._failed = True
         except Exception:
             logger.exception("A slice actor cannot determine its slice")
@@ -74,7 +79,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         the next task.
         """
         alive = alive_nodes()
-        if self._failed or not self._is_whole(alive):
+        if self._failed or not self._is_whole(alive) or self._is_reclaimed():
             return False
         checks = [member.actor.healthy.remote() for member in self.get_all_pool_members()]
         answers = outcomes(checks, self._settings.health_check_seconds_max / 2)
@@ -91,8 +96,20 @@ class Slice(ResourcePoolManager[HostInfo]):
         there = sum(node.resources.get(info.slice_name, 0) for node in alive.values())
         return there >= info.num_hosts or not there
 
+    def _is_reclaimed(self) -> bool:
+        """Return whether the cloud reclaims the first host, or Ray drains a host."""
+        nodes = {node.node_id for node, _ in self._hosts}
+        if any(map(draining, {*nodes, ray.get_runtime_context().get_node_id()})):
+            return True
+        asked = ThreadPoolExecutor(1).submit(is_reclaimed)
+        with contextlib.suppress(TimeoutError):  # As for a host, no answer means no.
+            return asked.result(2 * METADATA_SECONDS_MAX)
+        return False
+
     def is_being_preempted(self) -> bool:
         """Return whether the cloud reclaims a host of this slice."""
+        if self._is_reclaimed():
+            return True
         members = self.get_all_pool_members()
         checks = [member.actor.is_being_preempted.remote() for member in members]
         return True in outcomes(checks, self._settings.health_check_seconds_max / 2)
@@ -103,9 +120,10 @@ class Slice(ResourcePoolManager[HostInfo]):
         Raises:
             SlicesError: The name of the slice is unknown.
             SliceDegraded: The slice has lost hosts.
+            HostUnhealthyError: The slice was being preempted when this actor started.
         """
-        if self._degraded is not None:
-            raise self._degraded
+        if self._unusable is not None:
+            raise self._unusable
         if self._info is None:
             raise SlicesError("Slice info not initialized")
         return self._info

@@ -27,7 +27,7 @@ from moorage.slices.jobs.statuses import (
 from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
-from moorage.slices.tasks import reporting
+from moorage.slices.tasks import plain, reporting
 from moorage.slices.waiting import outcomes
 
 PREEMPTIONS_MAX: Final = 1_000_000
@@ -230,7 +230,7 @@ def _decorator(
     run: UserFunction, config: AcceleratorConfigType
 ) -> Callable[[RayValue], UserFunction]:
     def decorate(function: Any) -> UserFunction:
-        @functools.wraps(getattr(function, "_function", function))
+        @functools.wraps(plain(function))
         def call(*args: RayValue, **kwargs: RayValue) -> RayValue:
             return run(function, config, _fn_args=args, **kwargs)
 

@@ -22,6 +22,7 @@ from moorage.slices.manager import SlicePoolManager
 from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
+from moorage.slices.tasks import plain
 from moorage.slices.waiting import outcomes
 
 _UNKNOWN: Final = "EMPTY"
@@ -33,7 +34,7 @@ class SliceCall:
     def __init__(
         self, function: UserFunction, args: tuple[RayValue, ...], kwargs: Mapping[str, RayValue]
     ) -> None:
-        self.function = getattr(function, "_function", function)
+        self.function = plain(function)
         self.args = args
         self.kwargs = kwargs
 

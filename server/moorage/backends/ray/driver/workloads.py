@@ -56,6 +56,8 @@ class _Member:
     """Fencing number and attempt of the start."""
     index: int
     handle: RayHandle
+    runs: RayHandle = None
+    """Of an actor that this process made: ready once Ray has started the actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,9 @@ class Workloads:
                 members = [self._make(self._bound(plan, given_up)) for plan in plans]
             report = self._begin(members, plans, given_up, found=found)
         except BaseException as error:
+            for each in members:
+                if each.runs and not ray.wait([each.runs], timeout=0)[0]:
+                    _kill(each.handle)  # `_end` would wait for its answer.
             with contextlib.suppress(UnknownActorError):
                 self._end(self._members(workload))
             if plans[0]["bundles"]:
@@ -241,7 +246,9 @@ class Workloads:
             **options,
         )
         *_, fencing, attempt, index = str(plan["name"]).split("/")
-        return _Member(plan["name"], (fencing, attempt), int(index), made.remote(plan))
+        actor: RayHandle = made.remote(plan)
+        runs = actor.about.remote()
+        return _Member(plan["name"], (fencing, attempt), int(index), actor, runs)
 
     def _begin(
         self,
@@ -300,7 +307,7 @@ class Workloads:
         made = "runtime_env" in plan["options"]
         seconds = ENVIRONMENT_SECONDS_MAX if made else SCHEDULE_SECONDS_MAX
         deadline = time.monotonic() + seconds
-        runs = member.handle.about.remote()
+        runs = member.runs or member.handle.about.remote()
         running = False
         while True:
             done, _ = ray.wait([ref], timeout=0.2 if running else 0.1)

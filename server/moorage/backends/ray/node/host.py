@@ -105,8 +105,11 @@ class WorkloadHost:
     def __init__(self, plan: JsonMapping) -> None:
         self._plan = plan
         self._folder = Path(tempfile.mkdtemp(prefix="moorage-ray-"))
+        self._work = Path(plan["workdir"] or self._folder / "work")
         self._log = self._folder / "output"
         self._log.touch()
+        if not plan["workdir"]:
+            self._work.mkdir()
         self._beginning: asyncio.Task[Report] | None = None
         self._report: Report = {"phase": "starting", "detail": plan["title"]}
         self._changing = threading.Lock()
@@ -306,13 +309,10 @@ class WorkloadHost:
             _order_devices(environment)
             # Without this variable, `ray.init()` might join another cluster, or start one.
             environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-        folder = plan["workdir"] or self._folder / "work"
-        if not plan["workdir"]:
-            Path(folder).mkdir()
         keep = {"command": command, "memory_bytes": plan["memory_bytes"], "stay": False}
         keep |= {"folder": str(self._folder), "after": after}
         with self._log.open("ab") as output:
-            self._command = _Kept(plan["warden"], keep, environment, folder, output)
+            self._command = _Kept(plan["warden"], keep, environment, self._work, output)
         threading.Thread(target=self._await_command, daemon=True).start()
 
     def _await_command(self) -> None:
@@ -407,7 +407,7 @@ class WorkloadHost:
             with self._starting:
                 if self._stopping:
                     raise OSError("the workload is being stopped")
-                where = folder or self._folder
+                where = self._work / (folder or "")
                 execution = _Kept(self._plan["warden"], keep, variables, where, output)
                 self._executions = {each for each in self._executions if not each.gone.is_set()}
                 self._executions.add(execution)
