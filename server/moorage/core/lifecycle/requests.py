@@ -500,7 +500,8 @@ class Requests:
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
             record["granted"] = answer.lease  # `why` makes the text of the reason.
-            record["gist"] = gist(ask)
+            if ask.idempotency_key:
+                record["gist"] = gist(ask)
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
