@@ -159,6 +159,8 @@ def test_a_failed_task_and_a_lost_host_have_different_statuses(run, config):
 def test_a_job_that_cannot_be_pickled_has_failed():
     lock = threading.Lock()
     assert type(RayExecutor.execute_multislice(lambda: lock, GPU_HOST)) is JobFailed
+    assert type(RayExecutor.execute(lambda: lock, GPU_HOST)) is JobFailed
+    assert type(RayExecutor.execute(lambda x: x, GPU_HOST, x=lock)) is JobFailed
 
 
 def test_a_job_that_does_not_fit_fails_at_its_time_limit(monkeypatch):

@@ -250,7 +250,7 @@ def _run_tasks(
     try:
         placed, _ = ray.wait([group.ready()], timeout=settings.scale_add_seconds_max)
         if not placed:
-            raise InsufficientSlicesError(
+            raise InsufficientSlicesError(  # noqa: TRY301  # It frees the group, too.
                 f"{config.worker_count} tasks with {bundle} each have no room on this cluster"
                 f" within {settings.scale_add_seconds_max:g} s (EFORMER_SCALE_ADD_TIMEOUT_S)"
             )
@@ -262,7 +262,9 @@ def _run_tasks(
             started = task.options(**options.get_remote_options(), scheduling_strategy=within)
             tasks.append(started.remote(*call.args, **call.kwargs))
         return JobSucceeded(info, ray.get(tasks))
-    except ray.exceptions.RayError as error:
+    except InsufficientSlicesError:
+        raise
+    except Exception as error:  # noqa: BLE001  # The status has every error.
         return status_of(info, error)
     finally:
         ray.util.remove_placement_group(group)  # Ray kills tasks that still run there.
