@@ -39,8 +39,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     """A pool of TPU or GPU slices. One thread at a time may use it.
 
     Member `i` of the pool is slice `i`. A slice keeps its number while the pool grows and while
-    other slices are replaced; its replacement gets the same number. New slices are numbered in the
-    order of their names.
+    other slices are replaced; its replacement gets the same number. The slices that join in one
+    call are numbered in the order of their names.
 
     Args:
         tpu_type: The type of TPU slices, such as `v4-8`.
