@@ -250,7 +250,7 @@ def _run_tasks(
     try:
         placed, _ = ray.wait([group.ready()], timeout=settings.scale_add_seconds_max)
         if not placed:
-            raise InsufficientSlicesError(
+            raise InsufficientSlicesError(  # noqa: TRY301  # It frees the group, too.
                 f"{config.worker_count} tasks with {bundle} each have no room on this cluster"
                 f" within {settings.scale_add_seconds_max:g} s (EFORMER_SCALE_ADD_TIMEOUT_S)"
             )
