@@ -36,7 +36,8 @@ def counters():
 
 @pytest.fixture
 def circuits(starts, counters):
-    return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, starts.append)
+    limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=1.0)
+    return CircuitBreaker(limits, counters, starts.append)
 
 
 def test_repeated_overruns_open_the_breaker_for_longer_each_time(circuits, starts, counters):
