@@ -500,7 +500,7 @@ class Requests:
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
             record["granted"] = answer.lease  # `why` makes the text of the reason.
-            if ask.idempotency_key:
+            if ask.terms and ask.terms.idempotency_key:
                 record["gist"] = gist(ask)
         else:
             record |= explain.outcome(answer)
