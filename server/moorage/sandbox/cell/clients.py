@@ -56,7 +56,7 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
     """
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"another request changed the context; it is at version {version} now")
+        super().__init__(f"the context was changed meanwhile; it is at version {version} now")
         self.version = version
 
 

@@ -389,7 +389,7 @@ class Worker:
         except (NotPlainError, UnicodeEncodeError) as error:
             raise TypeError(f"context has a value that is not plain JSON: {error}") from None
         if len(packed) > limits.CONTEXT_BYTES_MAX:
-            raise ValueError(f"context has {len(packed)} bytes, over {limits.CONTEXT_BYTES_MAX}")
+            raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
 
     def _answer(self, value: JsonValue) -> tuple[JsonValue, bytes]:
@@ -402,7 +402,7 @@ class Worker:
             raise _Unanswerable("output", "text with lone surrogates is not Unicode") from None
         if len(answer) > limits.ANSWER_BYTES_MAX:
             raise _Unanswerable(
-                "output", f"{len(answer)} bytes as JSON, more than {limits.ANSWER_BYTES_MAX}"
+                "output", f"{len(answer)} bytes as JSON; at most {limits.ANSWER_BYTES_MAX}"
             )
         return plain, answer
 
@@ -418,7 +418,7 @@ class Worker:
             ) from None
         if len(new) > limits.CONTEXT_BYTES_MAX:
             raise _Unanswerable(
-                "context", f"context has {len(new)} bytes, over {limits.CONTEXT_BYTES_MAX}"
+                "context", f"context has {len(new)} bytes; at most {limits.CONTEXT_BYTES_MAX}"
             )
         return None if new == packed else new
 

@@ -55,7 +55,7 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
     if kind is None:
         raise BreachError(f"it called {frame.client[:40]!r}.{frame.method[:40]!r}")
     if len(frame.arguments) > CALL_BYTES_MAX:
-        return f"the arguments have {len(frame.arguments)} bytes, more than {CALL_BYTES_MAX}"
+        return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
     return _read_id(frame.arguments) if kind == "id" else _read_query(frame.arguments, kind)
 
 
@@ -113,7 +113,7 @@ def _refusal_frame(frame: frames.Call | frames.Want, error: Exception) -> frames
 
 def _answer(nonce: int, packed: bytes) -> frames.CallAnswer:
     if len(packed) > CALL_ANSWER_BYTES_MAX:
-        message = f"the answer has {len(packed)} bytes, more than {CALL_ANSWER_BYTES_MAX}"
+        message = f"the answer has {len(packed)} bytes; at most {CALL_ANSWER_BYTES_MAX}"
         return frames.CallAnswer(nonce, b"", f"{message}: request less data", 0)
     return frames.CallAnswer(nonce, packed, "", 0)
 
