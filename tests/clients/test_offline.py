@@ -126,7 +126,8 @@ def test_a_backtest_shows_policies_side_by_side(tmp_path):
     assert "--churn" in moorage(*words, "--churn", "0.5", "--timed", expect=2).stderr
     assert "--ledger" in moorage("policy", "backtest", mine, expect=2).stderr
     assert (
-        "no no/rule.py" in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr
+        "no file no/rule.py"
+        in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr
     )
     missing = moorage("policy", "backtest", "mine", *words[4:], expect=2).stderr
     assert "no shipped policy 'mine'" in missing
