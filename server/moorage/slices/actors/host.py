@@ -76,10 +76,11 @@ class DeviceHost:
 
     async def is_being_preempted(self) -> bool:
         """Return whether the cloud or Ray reclaims this host; False if unknown after a second."""
-        if self._metadata is None or self._metadata.done():
-            self._metadata = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
-        done, _ = await asyncio.wait([self._metadata], timeout=2 * METADATA_SECONDS_MAX)
-        return bool(done) and self._metadata.result()
+        asked = self._metadata  # Another call may replace the task before this one goes on.
+        if asked is None or asked.done():
+            self._metadata = asked = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
+        done, _ = await asyncio.wait([asked], timeout=2 * METADATA_SECONDS_MAX)
+        return bool(done) and asked.result()
 
     async def get_info(self) -> HostInfo:
         """Return this host's address, resources and health."""
