@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from moorage.catalog.documents import archives, sources
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.policies import CODE_BYTES_MAX, FILES_BYTES_MAX, document_of
 from moorage_client.inventory import InventoryError, collect
@@ -85,3 +86,8 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(typer.BadParameter, match=r"neither Python source \(UTF-8, or"):
             document_of(file)
+
+
+def test_the_commands_read_as_much_of_a_policy_as_a_server_takes():
+    assert CODE_BYTES_MAX == sources.CODE_BYTES_MAX
+    assert FILES_BYTES_MAX == archives.FILES_BYTES_MAX

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from moorage.commands.errors import name_user
+from moorage.commands.errors import is_of_another_than_root, name_user
 from moorage.config.settings import Config
 from moorage.daemon.access.audit_files import FOLDER, read_end
 from moorage.daemon.access.tls import ServerTls
@@ -19,7 +19,6 @@ from moorage.extras import install_command
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
-from moorage.storage.sqlite import CATALOG_FILE
 
 SOON_SECONDS: Final = 14 * 86_400.0
 """Doctor reports a certificate or token that expires within this many seconds."""
@@ -174,8 +173,7 @@ def _owners(folder: Path) -> list[DoctorFinding]:
         f"them: {', '.join(names[:_FILES_SHOWN])}{others}; as root, run `{give}`"
     )
     # Root can use all files, and may run the server itself unless another user's server ran here.
-    made = folder / CATALOG_FILE
-    serves = os.geteuid() == 0 and not (made.exists() and made.stat().st_uid)
+    serves = os.geteuid() == 0 and not is_of_another_than_root(folder)
     return [DoctorFinding("files", "missing" if serves else "broken", detail)]
 
 

@@ -66,8 +66,14 @@ def refuse_root_beside_server(folder: Path) -> None:
 
     A container may run as root in a new folder that belongs to another user of its host.
     """
-    if (folder / CATALOG_FILE).exists():
-        refuse_root(folder)
+    if os.geteuid() == 0 and is_of_another_than_root(folder):
+        _refuse_user(folder, "")
+
+
+def is_of_another_than_root(folder: Path) -> bool:
+    """Return whether a server of another user than root made files in a data folder."""
+    made = folder / CATALOG_FILE
+    return made.exists() and made.stat().st_uid != 0
 
 
 def name_user(number: int) -> str:
