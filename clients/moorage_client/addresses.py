@@ -3,7 +3,7 @@
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and report to it
 what happened at an address. `Addresses` opens no connection itself.
 
-A standby names the writer, and the client then sends its token to the writer's address. So the
+A standby names the leader, and the client then sends its token to the leader's address. So the
 client follows a standby's answer only if the user named the standby's address, and both addresses
 use TLS or neither does.
 """
@@ -25,9 +25,9 @@ from moorage_client.errors import (
 )
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
-"""Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
+"""Seconds between attempts, each multiplied by a random 0.5 to 1; the last one is repeated."""
 _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6, 3.0)
-"""The pauses in seconds if there are several servers: one takes over within about a second."""
+"""The same for several servers, where a standby takes over from a lost leader in about 1 second."""
 
 
 class Addresses:
@@ -104,7 +104,7 @@ class Addresses:
         return True
 
     def word_of(self, by: Endpoint) -> str:
-        """Return a clause about a standby for messages: what it answered, as stored."""
+        """Return the last answer of the standby at an address, as a clause for messages."""
         return self._said.get(by.shown, "is a standby")
 
     def _objection(self, by: Endpoint, leader: str) -> str:

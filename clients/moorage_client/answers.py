@@ -41,7 +41,7 @@ class Answer(Reply, frozen=True):
         data: The policy's return value, as plain JSON values.
         lease: The lease, if one was requested.
         warnings: Sentences about fields that the server ignored or handled in an unexpected way.
-        reasons: Why this placement, if the request had `explain`.
+        reasons: Why the policy chose this placement, if the request had `explain`.
         request: The server's id of the request, for `why`.
         policy_rule_uri: The version that answered, if the request named an alias.
     """

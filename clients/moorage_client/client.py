@@ -59,7 +59,7 @@ RECONNECT_SECONDS: Final = 30.0
 """Seconds for which the client tries to reach a lost server again."""
 
 GIVING_BACK_MAX: Final = 256
-"""Maximum late leases without a caller that are released at a time; others end by their TTL."""
+"""Maximum leases released at a time that were granted after their caller left; others expire."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
 """Seconds that a cancelled or timed-out request may take to leave the queue."""
 
@@ -157,7 +157,7 @@ class Client:
             inputs: Inputs of the policy; `{}` if it needs none.
             clusters: Ids of the clusters to choose from; default: all live ones.
             filter: Query that selects the clusters to choose from.
-            search: Similarity query that selects them.
+            search: Similarity query that selects the clusters to choose from.
             parameters: Overrides of the policy's default parameters.
             settings: Overrides of the policy's default settings.
             resources: The demand; fields and units as in `moorage.model.Demand`.
@@ -261,7 +261,7 @@ class Client:
         seconds_max: float | None,
         on_progress: Callable[[JsonMapping], None] | None = None,
     ) -> HeldLease:
-        """Ask for a lease; the guards of `lease`, here and in the blocking client, call this.
+        """Ask for a lease. The context managers of `lease`, also the blocking one, call this.
 
         Raises:
             RuleFailed: The policy answered without a placement.
@@ -278,11 +278,11 @@ class Client:
         return holding.HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
 
     def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
-        """Renew a lease in the background; the guard of the blocking client calls this."""
+        """Renew a lease in the background. The blocking client's context manager calls this."""
         return self._keeper.keep(held, on_lost)
 
     async def hand_back(self, held: HeldLease) -> None:
-        """Release a lease at the end of its block; the guards call this.
+        """Release a lease at the end of its block. The context managers of `lease` call this.
 
         Raises:
             LeaseLost: The lease had ended already.
@@ -350,7 +350,7 @@ class Client:
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> JsonObject:
-        """Cordon, and end or move existing leases; call this again to see the remaining leases.
+        """Cordon a node or a cluster, and end or move its leases; repeat to see the remaining ones.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
         leases last until they are released, or end `seconds` from now if `seconds` is given.

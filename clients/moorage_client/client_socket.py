@@ -1,4 +1,4 @@
-"""The WebSocket of `Connection`, which counts received bytes; imported late, since that is slow."""
+"""The WebSocket of `Connection`, which counts received bytes. Imported late: the import is slow."""
 
 from websockets.asyncio.client import ClientConnection
 

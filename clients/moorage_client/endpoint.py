@@ -42,8 +42,8 @@ CA_FILE_VARIABLES: Final = (
 `requests`."""
 CLIENT_CERT_VARIABLE: Final = "MOORAGE_CLIENT_CERT"
 CLIENT_KEY_VARIABLE: Final = "MOORAGE_CLIENT_KEY"
-"""Variables that name PEM files for a server with `tls_client_ca`; one file may have certificate
-and key."""
+"""Variables that name the PEM files of the client's certificate and key, for a server with
+`tls_client_ca`. One file may contain both."""
 
 _PROXY_SCHEMES: Final = ("http://", "https://", "socks4://", "socks4a://", "socks5")
 _LOOPBACK_NAMES: Final = frozenset(
@@ -73,8 +73,8 @@ class Endpoint:
         ca_file: The caller's file of authorities; empty: as the environment says.
         token_file: File with the token, read for each connection and each request over HTTP.
         signs_in: Whether to send the token that `moorage login` stored.
-        named_by: URL of the standby that named this address, whose login is used; empty: the user
-            named this address.
+        named_by: URL of the standby that named this address; the login stored for this standby is
+            used. Empty: the user named this address.
     """
 
     url: str

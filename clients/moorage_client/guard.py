@@ -78,7 +78,7 @@ class LeaseGuard:
             self._task.cancel(f"lease {self._held.id} is lost")
 
     def _undo_cancel(self) -> bool:
-        """Undo the guard's own cancellation of the task; return whether it was the only one."""
+        """Undo the guard's cancellation of the task; return whether no other code cancelled it."""
         return self._task is not None and self._task.uncancel() <= self._cancelling
 
 

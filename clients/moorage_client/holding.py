@@ -27,10 +27,10 @@ RENEWALS_PER_TTL: Final = 3
 """Number of renewals in the time of a lease's TTL, so that two renewals may fail."""
 
 RETRY_SECONDS_MAX: Final = 5.0
-"""Longest pause after a renewal that failed; shorter for short leases."""
+"""Longest pause in seconds after a failed renewal; the pause is shorter for a short TTL."""
 
 Keeping = concurrent.futures.Future[None]
-"""A future that stops the renewals of a lease when it is cancelled."""
+"""A future whose cancellation stops the renewals of a lease."""
 
 _LOST_CODES: Final = frozenset(
     {Code.UNKNOWN_LEASE, Code.LEASE_ENDED, Code.WRONG_TOKEN, Code.NOT_FOUND}
@@ -86,7 +86,7 @@ class HeldLease:
 
     @property
     def expires_at(self) -> float:
-        """When the lease ends unless it is renewed: seconds since the epoch, by the server."""
+        """When the lease ends unless it is renewed: seconds since the epoch, server's clock."""
         return self._lease.expires_at
 
     @property
@@ -170,7 +170,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
 
 
 def _until_next(lease: Lease, period: float) -> float:
-    """Return when to renew next, even if the last renewal could not extend the lease."""
+    """Return the seconds until the next renewal: fewer if the server shortened the lease."""
     return min(period, max(lease.lasts_seconds / RENEWALS_PER_TTL, 1.0))
 
 
@@ -203,7 +203,7 @@ class Keeper:
     async def stop(self) -> None:
         """Close the socket, and end the thread if it was started for this keeper.
 
-        A keeper on a shared thread is stopped from that thread.
+        If the thread is shared, call this on that thread.
         """
         with self._starting:
             thread, self._thread = self._thread, None

@@ -27,8 +27,8 @@ STREAMED_MAX: Final = 4096
 _LAST: Final = frozenset({"ready", "ended"})
 """States of a workload after which the server reports no more progress."""
 _DECIDED: Final = frozenset({"decided"})
-"""States of a request after which, without a workload, no progress is reported; such a report may
-follow the reply."""
+"""States of a request without a workload after which the server reports no more progress. This last
+report may come after the reply."""
 
 
 class _NotLeader(ConnectionFailed):
@@ -175,7 +175,7 @@ class Link:
         except TimeoutError as error:
             last = f"; last problem: {call.problem.reason}" if call.problem else ""
             raise Timeout(f"{self.url}: no reply within {seconds_max:g} s{last}") from error
-        raise AssertionError("unreachable: the pauses are endless")
+        raise AssertionError("this line is never reached: the pauses are endless")
 
     async def _attempt(self, call: "_Call") -> Reply:
         connection = await self._connect()
@@ -212,7 +212,7 @@ class Link:
         call.problem = error
 
     def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
-        """Leave a standby, except for its replies to earlier messages; return its error."""
+        """Leave a standby once it has answered earlier messages; return the error for `refused`."""
         names_another = True
         if connection is self._connection:  # Otherwise another call has left it already.
             self._connection = None

@@ -45,13 +45,13 @@ SECONDS_MAX: Final = 30.0
 """Seconds for connecting, and for each wait for more of a reply."""
 
 CONNECT_SECONDS_MAX: Final = 3.0
-"""Longest time for connecting if there are other addresses."""
+"""Seconds for connecting to one address if there are others to try."""
 
 RECONNECT_SECONDS: Final = 30.0
 """Seconds for which the client looks for the leader."""
 
 ANSWER_SECONDS_MAX: Final = 600.0
-"""Longest time for a whole answer."""
+"""Longest time for a whole answer, in seconds."""
 
 ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
 """Maximum bytes read of one answer. Moorage's own servers send less."""
@@ -397,7 +397,7 @@ class Services:
         """Send a request; return the `data` in the envelope of the reply."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
-            raise ProtocolViolated(self._at.shown, f"{method} {path} answered without the envelope")
+            raise ProtocolViolated(self._at.shown, f"{method} {path} answered without `success`")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
         self.warnings = tuple(self._read_value(list[str], reply.get("warnings") or []))
@@ -426,7 +426,7 @@ class Services:
                     failed = self._addresses.failure(ConnectionFailed(self._at.shown, word))
                     raise failed from refused
             time.sleep(pause)  # No event tells a client that a standby takes over.
-        raise AssertionError("unreachable: the pauses are endless")
+        raise AssertionError("this line is never reached: the pauses are endless")
 
     def _round(self, method: str, path: str, body: JsonMapping | None) -> JsonValue:
         """Send a request to the first address that answers."""

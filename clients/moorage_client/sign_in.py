@@ -1,8 +1,8 @@
 """The tokens of `moorage login`: stored per server, and refreshed before they expire.
 
-The client sends a token only to the host for which the issuer gave the token, and, if this host is
-a standby, to the writer that it names. The client reads the token again for each connection and
-each request over HTTP, so long-running programs use refreshed tokens.
+The client sends a token only to the host for which the issuer gave the token. If this host is a
+standby, the client also sends the token to the leader that the standby names. The client reads the
+token again for each connection and each HTTP request, so long-running programs use fresh tokens.
 """
 
 import base64

@@ -44,7 +44,7 @@ class StateFile:
 
     Args:
         path: The file; a missing file counts as empty.
-        key: The key of all objects in the file.
+        key: The top-level key of the file whose value is the mapping.
         what: Name of the objects, for errors.
         remedy: A sentence with the remedy if the file has other contents.
     """

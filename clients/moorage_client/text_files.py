@@ -1,6 +1,6 @@
-"""Reads files of the user's up to a limit, and text in the encodings of common editors and shells.
+"""Reads a user's files up to a size limit, in the encodings of common editors and shells.
 
-All commands that read a file of the user's read it through here.
+All commands read a user's files with these functions.
 """
 
 import codecs
@@ -22,7 +22,7 @@ def read_bounded(file: IO[bytes], bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """Return the rest of an open file.
 
     Raises:
-        OSError: The file has more bytes, or cannot be read.
+        OSError: The file has more than `bytes_max` bytes, or cannot be read.
     """
     content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
@@ -34,7 +34,7 @@ def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """Return the content of a file.
 
     Raises:
-        OSError: The file has more bytes, or cannot be read.
+        OSError: The file has more than `bytes_max` bytes, or cannot be read.
     """
     with path.open("rb") as file:
         return read_bounded(file, bytes_max)

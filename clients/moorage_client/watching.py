@@ -56,7 +56,7 @@ class Watch:
         return watch
 
     async def _follow(self) -> MoorageError:
-        """Continue at another server after a lost connection; return the watch's last error."""
+        """Resubscribe after each lost connection; return the error that ends the watch."""
         while True:
             error = await self._connection.wait_end()
             goes_on = self._addresses.several or isinstance(error, TokenReplaced)
@@ -110,10 +110,10 @@ class Watch:
             if loop.time() >= give_up_at:
                 raise self._addresses.failure(problem)
             await asyncio.sleep(pause)
-        raise AssertionError("unreachable: the pauses are endless")
+        raise AssertionError("this line is never reached: the pauses are endless")
 
     async def _ask(self, connection: Connection) -> RequestRefused | None:
-        """Subscribe to the news; return the refusal of a standby."""
+        """Subscribe to the news; return the refusal if the server is a standby, else None."""
         connection.on_event = self._hear
         connection.watches = True
         try:

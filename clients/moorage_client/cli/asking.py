@@ -436,7 +436,7 @@ def _envelope(answer: Answer) -> JsonObject:
 
 
 def read_stored_token(lease: str) -> str | None:
-    """Return the stored token of a lease; None is enough for a lease of the caller's own."""
+    """Return the stored token of a lease, or None; a lease of one's own tenant needs no token."""
     try:
         return TokenFile(state_path()).token(lease)
     except StateUnusable:

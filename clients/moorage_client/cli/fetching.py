@@ -36,9 +36,10 @@ def check_folder(folder: Path) -> Path:
 
 
 async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
-    """Download the files of a lease's last start; print skipped files; return whether all came.
+    """Download the files of the last run of a lease; return whether all were downloaded.
 
-    The machine of the run names the paths, so a path that leads out of the folder is skipped.
+    Print the skipped files. Stop at a path that leads out of the folder, since the machine that ran
+    the workload chose the path.
     """
     message = {"op": "files", "lease": lease, "token": token}
     try:

@@ -365,7 +365,7 @@ def _thousandths(free: int | None, total: int | None) -> str:
 
 
 def _free(gpus: Mapping[str, int]) -> str:
-    """Return the devices with free capacity; partly free devices with their free milli."""
+    """Return the free GPUs as text; a partly free GPU is followed by its free thousandths."""
     some = {gpu: free for gpu, free in gpus.items() if free}
     return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in some.items())  # noqa: PLR2004  # A whole GPU.
 

@@ -27,7 +27,7 @@ SHARE_SHOWN: Final = 0.001
 """Smallest share of the time that a line of a profile needs to be shown."""
 
 SEED_MAX: Final = 2**31 - 1
-"""Largest seed: a request's own seed joins this seed and the request's number, in 63 bits."""
+"""Largest seed: the seed of one request combines it with the request's number, in 63 bits."""
 
 
 class Stays(StrEnum):

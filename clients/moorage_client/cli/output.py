@@ -50,13 +50,13 @@ _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"
 """Fields with seconds since the epoch, which are shown as local time."""
 
 _LEVELS: Final = 8
-"""Nesting depth to which times in a server's values are found."""
+"""Maximum nesting depth in a server's values to which times and empty values are looked for."""
 
 SHORT_CHARS: Final = 12
 """Shown characters of a node's hash; `fleet cordon` accepts them as a name."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 _RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
-"""Finds the fields in an error that options of the command line set."""
+"""Matches, in an error's message, a field that an option of the command line sets."""
 _DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
 """Fields of a refusal that contain sentences and never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})

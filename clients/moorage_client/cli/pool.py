@@ -89,7 +89,7 @@ def serve(
 ) -> None:
     """Serve a pool of this machine's resources until SIGTERM or Ctrl-C.
 
-    It prints one line of JSON when it answers. Its state is in memory: before a restart, end the
+    It prints one line of JSON once it is ready. Its state is in memory: before a restart, end the
     processes that hold slots.
     """
     counts = _amounts(resource, "--resource")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 SAMPLES_SHOWN: Final = 10
-"""Most recent differences that are printed for people; --json has all."""
+"""Maximum differences printed as text, the most recent ones; `--json` prints all of them."""
 
 AliasArgument = Annotated[
     str,

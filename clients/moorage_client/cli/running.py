@@ -42,7 +42,7 @@ FOLLOW_SECONDS: Final = 10.0
 END_SECONDS_MAX: Final = 30.0
 """Longest wait, in seconds, from the end of a workload to the end of its lease."""
 LEAVE_SECONDS: Final = 2.0
-"""Seconds after a first Ctrl-C from which on a second Ctrl-C ends the command at once."""
+"""A second Ctrl-C ends the command at once if it comes at least these seconds after the first."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
 """Phases of workloads that have ended."""
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
@@ -54,10 +54,10 @@ REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 NOT_FETCHED: Final = 1
 """Exit code of a successful run whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)
-"""Exit codes of a program that cannot be run or does not exist, and that so printed nothing."""
+"""Exit codes of a shell for a program that cannot be run or does not exist."""
 _UNHEARD: Final = "had not heard the server"
-"""Part of the reason if a machine without contact to the server ended its own workload; see the
-supervisor of the backend `local`."""
+"""Words in a lease's reason if a machine without contact to the server ended the workload; written
+by the supervisor of the backend `local`."""
 _SIGNALLED: Final = 128
 """Base of a shell's exit code for a command that a signal ended: add the signal's number."""
 
@@ -391,7 +391,7 @@ class _Reader:
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
-        """Print the output of one start, or, if `only` is 0, of this start and all later ones."""
+        """Print the output of start `only`; 0: of the current start and all later ones."""
         while True:
             part = await self._next(0.0, skip=not only)
             if part.over or not (part.base64 or part.attempt > self.attempt):
@@ -490,10 +490,9 @@ def _variables(given: list[str]) -> dict[str, str]:
 def _stop_on_signals() -> list[signal.Signals]:
     """Let signals cancel this command, so that its lease is released; return these signals.
 
-    Only the first signal cancels the command: Ctrl-C comes twice, and a session that closes sends
-    SIGHUP and SIGTERM. The second signal must not cut off the release that the first one began. A
-    Ctrl-C some seconds later exits at once: the server may be gone, and the lease then ends with
-    its TTL.
+    Only the first signal cancels the command. A second one often follows, and must not interrupt
+    the release that the first one began. A Ctrl-C at least `LEAVE_SECONDS` after the first signal
+    exits at once, since the server may not answer; the lease then ends with its TTL.
     """
     task = asyncio.current_task()
     assert task is not None

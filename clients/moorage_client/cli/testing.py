@@ -24,7 +24,7 @@ from moorage_client.text_files import plain_name
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
 _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
-"""The form in which a finding of a test names a file of the policy."""
+"""Matches the name of a policy's file in a finding of a test."""
 
 
 def test_file_of(path: Path, job: JsonMapping) -> JsonObject:

@@ -13,7 +13,8 @@ LEASES_MAX: Final = 10_000
 """Maximum leases in the file; beyond this, the leases that end first are dropped."""
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
-"""Seconds from a lease's known end until its entry is dropped: other programs may renew it."""
+"""Seconds from a lease's known end until its entry is dropped: another program may have renewed it.
+"""
 
 
 def state_path() -> Path:

@@ -73,7 +73,7 @@ def _folders(process: Path, controller: str) -> Iterator[Path]:
 
 
 def _paths(process: Path) -> dict[str, PurePosixPath]:
-    """Return the process's path for each controller of v1; the empty name has the path of v2."""
+    """Return the process's group by controller of cgroup v1; by the empty name, the group of v2."""
     found: dict[str, PurePosixPath] = {}
     for line in _lines(process / "cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

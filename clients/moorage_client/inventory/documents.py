@@ -38,7 +38,7 @@ class InventoryError(MoorageError, ValueError):
 
     Args:
         source: The file, or the name of the source.
-        place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: all of it.
+        place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: the whole file.
         expected: The expected value, and the remedy.
     """
 

@@ -42,7 +42,7 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
         line = lines.readline()
     if not line:
         raise InventoryError(
-            source, "", f"a cluster from {PROGRAM}, which ended without; its last output is above"
+            source, "", f"{PROGRAM} to print a cluster, but it printed none; its errors are above"
         )
     said: JsonObject = json.loads(line)
     if "error" in said:
@@ -88,7 +88,8 @@ def follow_cluster(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[
         InventoryError: The extra `kubernetes` is not installed, or the cluster has no id.
     """
     if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
-        raise InventoryError(source, "", f"the extra kubernetes: {install_command('kubernetes')}")
+        expected = f"the extra `kubernetes` to be installed; run {install_command('kubernetes')}"
+        raise InventoryError(source, "", expected)
     job = {
         "cluster_id": cluster_id_of(source, cluster_id),
         "context": source.partition(":")[2],

@@ -152,7 +152,7 @@ def trace_document(
     Args:
         nodes: The machines of the cluster.
         cluster_id: Id of the cluster.
-        names: Node ids to use in place of the names.
+        names: The node ids by machine name; default: the machine names are the ids.
     """
     rename: Callable[[str], str] = names.__getitem__ if names else str
     return cluster_document(

@@ -5,7 +5,7 @@ node then holds a lease while it runs (`LeasedPool`). README.md beside this file
 
 All errors are one tree, below `MoorageError`:
 
-    WorkflowError          a workflow, its resources or its journal
+    WorkflowError          something is wrong with a workflow, its resources or its journal
     ├── GraphError         a cycle, a duplicate name, an unknown node (also a ValueError)
     ├── ResourceError      an amount is invalid or was never acquired (also a ValueError)
     ├── GateRejected       the gate of a node was rejected
