@@ -151,15 +151,15 @@ class BaseExecutor:
         """Cancel the runs of this executor. Any thread, task or callback may call this.
 
         Nodes that did not start are CANCELLED; those that run get a stop signal: coroutines are
-        cancelled, and other tasks find `current_node().stopped`. A task that returns all the same
-        has completed.
+        cancelled, and other tasks find `current_node().stopped`. A task that returns a result
+        despite the signal counts as completed.
         """
         for cancel in list(self._cancels):
             cancel()
 
 
 def _by_name(given: object, what: str) -> list[tuple[str, object]]:
-    """Return one value, or one value per node, as names and values."""
+    """Return the given value, or the given value of each node, with its name for messages."""
     if not isinstance(given, Mapping):
         return [(what, given)]
     return [(f"{what}[{node!r}]", value) for node, value in given.items()]
@@ -237,7 +237,10 @@ class Pools:
 
 
 def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Result:
-    """Run a task in a thread or process, with its variables in a process, and await the result."""
+    """Run a task on a thread or in a process, and return its awaited result.
+
+    In a process, set the variables of the task while it runs.
+    """
     own = {} if os.getpid() == parent else environment
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)

@@ -230,7 +230,7 @@ class Execution:
     def _grow(
         self, node: RunningNode, growth: object, result: NodeResult, skipped: list[int]
     ) -> NodeResult:
-        """Apply a node's changes of the graph; return its result, a failure if one is invalid."""
+        """Apply a node's changes of the graph; return its result, FAILED if a change is invalid."""
         first = len(self._names)
         try:
             growth = _modification(growth)
@@ -283,7 +283,7 @@ class Execution:
                 raise ValueError(f"node {name!r} has started, or is over")
 
     def _note_failure(self, number: int) -> bool:
-        """Return whether a node has failed, so that its successors are skipped."""
+        """Return whether a node has failed and the run therefore skips its successors."""
         result = self._results[number]
         tried = self._names[number] in self.tasks or self._names[number] in self.grown
         return (
@@ -388,7 +388,10 @@ class Execution:
                 return
 
     def _better(self, groups: Iterable[int]) -> tuple[int, int, Claim] | None:
-        """Return the best node of some groups, its group, and a claim of lower rank, if any."""
+        """Return the best node of some groups, its group, and a waiting claim of a worse node.
+
+        Return None if no waiting claim is of a worse node.
+        """
         waiting = [number for number, claim in self._claims.items() if claim.grant is None]
         if not waiting:
             return None
@@ -530,7 +533,7 @@ class Execution:
         return self._conclude(node, value, error)
 
     def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
-        """Report a node as ended although its task runs on; None if the task has ended.
+        """Report a node as ended although its task still runs; return None if the task has ended.
 
         The node's resources are released when the task ends.
         """
@@ -659,7 +662,10 @@ def _ranks(shape: Shape, levels: Sequence[float]) -> list[int]:
 def _group(
     settings: Settings, shape: Shape, kinds: Mapping[str, int]
 ) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
-    """Return the requirements of each group, its kind, and the group of each node."""
+    """Group the nodes with equal requirements and kind of task.
+
+    Return the requirements by group, the kind by group, and the group by node.
+    """
     numbers: dict[tuple[ResourceRequirements | None, int], int] = {}
     groups = [
         numbers.setdefault((settings.requirements.get(name), kinds.get(name, 0)), len(numbers))

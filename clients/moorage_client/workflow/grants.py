@@ -86,7 +86,7 @@ class Pool(Protocol):
         """Return whether the pool's total capacity is enough for a node."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Release what a killed program left, before a run continues with its journal."""
+        """Release the grants that a killed program left, before a run continues its journal."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
         """Grant a node's requirements at once, or return None."""
@@ -114,14 +114,14 @@ class Pool(Protocol):
         by: Callable[[], None] | None,
         journal: RunJournal | None,
     ) -> None:
-        """End a grant. The pool does not call `by`, the calling run's own `wake` function."""
+        """End a grant; wake all watching runs but the caller, whose `wake` function is `by`."""
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
         """Call `wake` once, when another run frees resources.
 
         Returns:
             False if resources were released since `releases` was read. `wake` is then not
-            registered: look for a free node once more before you wait.
+            registered: look for a node that fits once more before you wait.
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:

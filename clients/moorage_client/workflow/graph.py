@@ -172,7 +172,7 @@ class DAG:
 
         Args:
             successors: The successors of each node, by name.
-            given: Payload and metadata of each node, by name, or None.
+            given: Payload and metadata of each node, by name; either may be None.
 
         Raises:
             GraphError: The graph has a cycle; the message names its nodes.
@@ -295,7 +295,7 @@ class DAG:
         return [each for each in order if each in found and each != name]
 
     def critical_path(self, costs: Mapping[str, float] | None = None) -> tuple[list[NodeId], float]:
-        """Return the most expensive path through the graph, and its cost; `costs` as for a run."""
+        """Return the most expensive path and its cost; for `costs`, see `Shape.bottom_levels`."""
         levels = dict(zip(self.names, self.bottom_levels(costs), strict=True))
         path: list[NodeId] = []
         following: Iterable[str] = self._successors
@@ -395,7 +395,7 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is not a text, empty or taken, or an entry is not a node; the graph
+            GraphError: A name is empty, taken or not a text, or an entry is not a node; the graph
                 is unchanged.
         """
         given = _nodes_of(nodes)
@@ -502,7 +502,7 @@ class DAGBuilder:
             metadata: Labels, tags and the like, for `DAG.get_metadata`.
 
         Raises:
-            GraphError: The name is not a text, empty, or taken.
+            GraphError: The name is empty, taken or not a text.
         """
         _add_node(self._successors, name)
         if payload is not None or metadata is not None:

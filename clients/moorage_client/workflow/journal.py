@@ -1,6 +1,6 @@
 """The journal of a run: a file of JSON lines, from which a restarted program continues the run.
 
-The line `asked` with the key is written and fsynced before a lease is requested with this key. So a
+A line `asked` with a key is written and fsynced before a lease is requested with this key. So a
 program that is killed and started again with the same journal requests the lease with the same key,
 and gets the lease that it already has. One fsync covers all lines that wait for it.
 
@@ -9,7 +9,7 @@ and gets the lease that it already has. One fsync covers all lines that wait for
 | `run` | `id`, `graph` | first; the graph as a digest of its nodes and edges |
 | `asked` | `node`, `key` | before a lease is requested |
 | `granted` | `node`, `key`, `lease`, `token` | after the lease is granted |
-| `released` | `node`, `key` | after the lease ended or was refused; the next has another key |
+| `released` | `node`, `key` | after the lease ended or was refused; then a new key is used |
 | `completed` | `node`, `result` | after the task returned; a result that is not JSON is left out |
 
 A crash can leave an incomplete last line: it is ignored, and removed before the next line.

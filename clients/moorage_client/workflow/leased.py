@@ -112,7 +112,7 @@ class LeasedPool:
         **request: Unpack[Request],
     ) -> None:
         if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
-            raise TypeError(f"a pool's leases do not take {', '.join(sorted(unsuitable))}")
+            raise TypeError(f"LeasedPool does not take {', '.join(sorted(unsuitable))}")
         if claims_max < 1:
             raise WorkflowError(f"claims_max is {claims_max}; expected 1 or more")
         self.claims_max = claims_max
@@ -246,7 +246,7 @@ class LeasedPool:
         """Do nothing: this pool has no watches to end."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Release the leases of completed nodes that a killed program left."""
+        """Release the leases that a killed program left for completed nodes."""
         for left in journal.leftovers():
             self._later(
                 self._release_leftover(left.lease, left.token, left.node_name, left.key, journal)
@@ -412,7 +412,7 @@ class LeasedPool:
 
 
 async def _key(claim: Claim) -> str:
-    """Return a request's idempotency key when it is durable; an empty one without a journal."""
+    """Return a request's idempotency key once the journal has stored it; "" without a journal."""
     if claim.journal is None:
         return ""
     key, durable = claim.journal.next_key(claim.node_name)

@@ -13,7 +13,7 @@ from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeSta
 from moorage_client.workflow.timeline import ResourceSnapshot
 
 NAMED_FRACTION_MIN: Final = 0.03
-"""Least length of a bar with its name, as a fraction of the run."""
+"""Least length of a bar that shows its node's name, as a fraction of the run's duration."""
 LANES_MAX: Final = 60
 """Number of lanes up to which the picture grows; with more, each lane is thinner."""
 

@@ -56,7 +56,7 @@ class CallbackError:
     """The error of a callback that does not fail a node.
 
     Args:
-        callback: The callback's name, such as `on_resource_released`; `release` is the pool's own.
+        callback: The callback's name, such as `on_resource_released`; `release`: the pool failed.
         node_name: The node for which the callback was called.
         error: The exception that the callback raised.
     """

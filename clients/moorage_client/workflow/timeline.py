@@ -171,7 +171,7 @@ class ResourceTimeline:
             self._peaks[name] = (max(peak, count), max(fraction, share))
 
     def _folded(self) -> dict[str, tuple[int, float]]:
-        """Return each resource's peak use, in units and as a fraction, with dropped changes."""
+        """Return each resource's peak use, in units and as a fraction, dropped changes included."""
         with self._lock:
             peaks_before = self._peaks.copy()
             for change in self._changes:

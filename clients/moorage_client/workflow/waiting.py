@@ -61,7 +61,7 @@ class Account:
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:
-        """Take amounts at once, or return False if that would delay a queued ticket too often."""
+        """Take amounts; return False if they do not fit, or would delay a ticket once too often."""
         free = self.free
         for number, count in amounts:
             if count > free[number]:

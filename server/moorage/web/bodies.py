@@ -41,7 +41,7 @@ CALLER: Final = "caller"
 TENANT: Final = "tenant"
 """Name in the request's state under which `web.app` stores the authenticated tenant."""
 UNCHANGED: Final = "unchanged"
-"""Set if the request changed nothing, so that no log has a line about it."""
+"""Name in the request's state of a flag: the request changed nothing, and is not logged."""
 NAMED: Final = "named"
 """Name in the request's state under which `read_document` stores the body's id for `web.notes`."""
 _NAMES: Final = (
@@ -81,7 +81,7 @@ class BodyReader:
     A body counts by the memory of its decoded values, until its request is answered.
 
     Attributes:
-        searches: Turns for searches of the documents that a body describes.
+        searches: Limits the document searches that run at the same time.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class CountedBodies:
 class _InParts(Response):
     """A JSON answer that is encoded in parts, each when the client has read the previous one.
 
-    So large answers delay no others, and take no memory while clients do not read them.
+    So a large answer delays no other answer, and takes no memory while its client does not read.
     """
 
     media_type = "application/json"
@@ -407,7 +407,7 @@ def verdict(status: int, answer: bytes) -> Response:
 
 
 def say_when(response: Response, error: JsonMapping) -> Response:
-    """Add the header by which proxies and HTTP libraries know when to try again."""
+    """Add the header `Retry-After`, if the error has `retry_after_seconds`."""
     seconds = error.get("retry_after_seconds")
     if isinstance(seconds, int | float):
         response.headers["retry-after"] = str(max(1, math.ceil(seconds)))

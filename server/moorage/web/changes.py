@@ -28,7 +28,7 @@ async def find_former(document: Awaitable[Document]) -> Document | None:
 async def note_change(
     request: Request, before: Document | None, after: Document | None
 ) -> Document:
-    """Store the differences of two documents for the audit log; return the answer's document."""
+    """Store the differences of two documents for the audit log; return the document to answer."""
     if is_large(before) or is_large(after):
         noted = await asyncio.to_thread(differences, before, after)
     else:

@@ -109,7 +109,7 @@ class RequestChecks:
             await self._app(scope, receive, send)
 
     def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
-        """Return who pays for a request: its tenant, or without a token its address.
+        """Return who pays for a request: the token's tenant, or without one the client's address.
 
         Health checks have a separate share.
         """

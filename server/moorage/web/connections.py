@@ -5,9 +5,9 @@ are too many requests. Without these limits, silent connections, or heads that a
 would block the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
-there are too many connections, the one that has been idle for longest is closed. At most
-`RESERVED_MAX` fewer connections than the limit may be busy. So when a health check opens a
-connection, there is always an idle connection to close instead, and the health check is answered.
+there are too many connections, the one that has been idle for longest is closed. At most the limit
+minus `RESERVED_MAX` connections may be busy. So when a health check opens a connection, there is
+always an idle connection to close instead, and the health check is answered.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moorage.protocol.peers import Peers, most_of_one
 
 CONNECTIONS_MAX: Final = 2_048
-"""Maximum open connections, three quarters of them from one address; beyond it, an idle one is
-closed.
+"""Maximum open connections, at most three quarters of them from one address. Beyond either limit,
+an idle connection is closed.
 
-The limit is lower if the system lets this process open few files."""
+The maximum is lower if the system lets this process open few files."""
 RESERVED_MAX: Final = 64
 """Connections that are reserved for health checks; at most a quarter of all.
 

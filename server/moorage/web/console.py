@@ -102,7 +102,7 @@ def login_of(console: Console | None, request: Request) -> Login | None:
 
 
 def needed_login_of(console: Console, request: Request) -> Login | None:
-    """Return the login of a request's cookie; None without one where none is needed.
+    """Return the login of a request's cookie; None: no valid cookie, and no login is needed.
 
     Raises:
         ServiceError: `unauthorized`: there is no valid cookie; `forbidden`: as in `login_of`.

@@ -34,7 +34,7 @@ no request meets a closing one."""
 START_SECONDS_MAX: Final = 30.0
 DRAIN_SECONDS: Final = 10
 CLOSE_SECONDS_MAX: Final = 5.0
-"""Longest wait for the last answers when the server closes."""
+"""Longest wait for the last answers when the server closes, in seconds."""
 BACKLOG: Final = 2048
 
 
@@ -97,7 +97,7 @@ class WebServer:
 
     @contextlib.asynccontextmanager
     async def serve_itself(self, bearer: str) -> AsyncIterator[str]:
-        """Serve without TLS on loopback, for the server's own token alone; yield the URL."""
+        """Serve requests with the server's own token on loopback, without TLS; yield the URL."""
         config = _config(_OnlyFor(self._checks, bearer), self._connections, DRAIN_SECONDS)
         config.load()
         server, listener = _Server(config), await _bind("127.0.0.1", 0)
