@@ -181,7 +181,7 @@ class TestTheWriter:
         assert why in addresses.word_of(endpoint)
         assert addresses.order() == [endpoint]
 
-    def test_a_named_leader_gets_the_same_token_and_authority(self):
+    def test_the_client_uses_the_same_token_and_authority_for_a_named_leader(self):
         (endpoint,) = Endpoint.of_socket("wss://a.example", "secret", "ca.pem")
         addresses = Addresses([endpoint])
         named = {"leader": "wss://b.example:8765/"}
@@ -327,7 +327,7 @@ class TestHttp:
 
 
 class TestTheCommandLine:
-    def test_the_client_takes_several_addresses(self, standby, shell: Shell, nowhere):
+    def test_the_option_url_takes_several_addresses(self, standby, shell: Shell, nowhere):
         done = shell("--url", f"{nowhere},{standby.url}", "ask", "first:1-x", "--lease", "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["lease"]["id"] == "l-1"
@@ -343,7 +343,7 @@ class TestTheCommandLine:
         assert "--url: expected ws://HOST:PORT, got 'http://b'" in wrong.stderr.replace("\n", " ")
 
 
-async def test_after_a_server_that_leaves_the_client_finds_the_next_leader_at_once(
+async def test_the_client_finds_the_next_leader_at_once_when_a_server_stops(
     harbour: Harbour, other: Harbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "_PAUSES_OF_SEVERAL", (1_000.0,))

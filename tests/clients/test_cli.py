@@ -31,7 +31,7 @@ def state(shell):
     return Path(shell.environment["XDG_STATE_HOME"]) / "moorage" / "leases.json"
 
 
-def test_advice_prints_the_value_of_the_policy(shell, harbour):
+def test_ask_without_a_lease_prints_the_value_of_the_policy(shell, harbour):
     done = shell("ask", "first:1-x", "--inputs", '{"say": {"hello": 1}}', "--gpus", "2")
     assert (done.returncode, done.stdout) == (0, '{"hello": 1}\n')
     assert done.stderr == "warning: three clusters\n"
@@ -399,7 +399,7 @@ def test_a_gpu_share_is_shown_only_if_it_is_part_of_a_gpu():
         assert looking._wants(msgspec.json.decode(document, type=Resources)) == words
 
 
-def test_history_lists_ends_and_refusals_with_reasons(shell, harbour):
+def test_history_lists_ended_leases_and_refusals(shell, harbour):
     rows = only_json(shell("history", "--json"))
     assert [row["request"] for row in rows] == ["r-1", "r-2", "r-3"]
     assert [row["request"] for row in only_json(shell("history", "--limit=1", "--json"))] == ["r-1"]

@@ -22,7 +22,7 @@ from moorage_client import (
 from moorage_client.connection import IN_FLIGHT_MAX
 
 
-async def test_advice_has_the_value_of_the_policy_and_warnings(harbour, client):
+async def test_an_answer_without_a_lease_has_the_value_of_the_policy_and_warnings(harbour, client):
     answer = await client.ask("first:1-x", inputs={"say": [1, "two"]}, clusters=["c0"])
     assert answer.data == [1, "two"]
     assert answer.lease is None
@@ -104,13 +104,13 @@ async def test_lists_are_read_page_by_page(harbour, client):
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ws://", None])
-async def test_a_missing_server_or_no_url_is_noticed_at_once(nowhere, url):
+async def test_a_wrong_url_or_a_missing_server_is_an_error_at_once(nowhere, url):
     with pytest.raises(ConnectionFailed, match="ws://" if url else "refused") as caught:
         await Client(url or nowhere).__aenter__()
     assert caught.value.url == (url or nowhere)
 
 
-async def test_the_client_sends_its_token_and_reports_its_refusal(harbour):
+async def test_the_client_sends_its_token_and_raises_if_the_token_is_wrong(harbour):
     harbour.token = "secret"
     async with Client(harbour.url, "secret") as client:
         await client.ask("first:1-x")

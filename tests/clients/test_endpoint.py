@@ -104,7 +104,7 @@ def test_the_error_names_a_proxy_that_fails(shell, proxy_url):
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """A proxy that leads CONNECT of HTTP, SOCKS5 and plain requests to one port of this machine."""
+    """A proxy that forwards HTTP CONNECT, SOCKS5 and plain requests to one port of this machine."""
 
     server: "Proxy"
 

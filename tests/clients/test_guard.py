@@ -65,7 +65,7 @@ async def test_a_lease_that_cannot_be_renewed_is_lost_when_it_runs_out(harbour, 
     assert held.seconds_left <= 0.0
 
 
-async def test_a_server_that_does_not_answer_renewals_loses_the_lease(harbour, client):
+async def test_a_lease_is_lost_if_the_server_does_not_answer_renewals(harbour, client):
     harbour.mute.add("renew")
     with pytest.raises(LeaseLost, match="no reply"):
         async with client.lease("first:1-x", ttl_seconds=1):
@@ -74,7 +74,7 @@ async def test_a_server_that_does_not_answer_renewals_loses_the_lease(harbour, c
     assert len(harbour.headers) >= 3
 
 
-async def test_a_server_that_restarts_in_time_costs_no_lease(harbour, client):
+async def test_a_lease_survives_if_the_server_restarts_in_time(harbour, client):
     async with client.lease("first:1-x", ttl_seconds=3) as held:
         await on_thread(harbour.stop)
         await on_thread(harbour.start)

@@ -339,7 +339,7 @@ def test_nodes_of_kubernetes_identify_their_machines(put):
         assert machine_key(wrong) == ""
 
 
-def test_copies_of_one_disk_have_no_machine_id(put):
+def test_nodes_with_copies_of_one_disk_have_no_machine_id(put):
     same = "ec2a" * 8
     nodes = [kubernetes_node(name, same, f"p://{name}") for name in "ab"]
     found = collect([put("nodes.json", node_list(*nodes))], "lab")
@@ -349,7 +349,7 @@ def test_copies_of_one_disk_have_no_machine_id(put):
 
 
 @pytest.mark.heavy
-def test_the_program_that_reads_a_cluster_ends_beside_an_open_stdin(tmp_path):
+def test_the_program_that_reads_a_cluster_ends_although_stdin_is_open(tmp_path):
     job = {"cluster_id": "a", "context": "", "watch": False}
     environment = os.environ | {"KUBECONFIG": str(tmp_path / "absent")}
     reader, writer = os.pipe()

@@ -110,7 +110,7 @@ def test_a_token_of_ray_is_sent(dashboard, monkeypatch, tmp_path):
     assert len(import_document(dashboard)) == 1
 
 
-def test_fields_missing_at_ray_yield_a_note_or_an_error(dashboard):
+def test_nodes_that_ray_leaves_out_yield_a_note_or_an_error(dashboard):
     dashboard.warning = "1 node did not answer"
     assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
     dashboard.total = 12_000

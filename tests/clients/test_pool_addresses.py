@@ -34,7 +34,7 @@ def test_invalid_addresses_are_refused(text):
         parse_address(text)
 
 
-def test_variables_that_name_an_address_have_an_order():
+def test_the_variable_of_moorage_precedes_the_documented_variable():
     documented = {"CANARY_RESOURCE_POOL_ADDR": "tcp:127.0.0.1:1"}
     assert address_here(documented) == Tcp("127.0.0.1", 1)
     assert address_here(documented | {"MOORAGE_POOL_ADDRESS": "uds:/a"}) == Uds(Path("/a"))

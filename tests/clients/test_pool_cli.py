@@ -59,7 +59,7 @@ def test_with_the_option_json_a_checkout_prints_a_document(moorage):
     moorage("checkin", whole["transaction"])
 
 
-def test_slots_without_a_process_end_at_their_deadline(moorage):
+def test_a_checkout_without_a_process_is_shown_with_its_deadline(moorage):
     taken = json.loads(moorage("checkout", "gpus", "--pid", "0", "--ttl", "60", "--json").stdout)
     (holding,) = json.loads(moorage("show", "--json").stdout)["holdings"]
     assert holding["pid"] is None
@@ -79,7 +79,7 @@ def test_slots_without_a_process_end_at_their_deadline(moorage):
         ("gpus=99999999999", 2, "COUNT up to 10000"),
     ],
 )
-def test_a_refused_acquire_has_its_own_exit_code(moorage, wanted, exit_code, said):
+def test_each_kind_of_refused_checkout_has_its_own_exit_code(moorage, wanted, exit_code, said):
     done = moorage("checkout", *wanted.split())
     assert done.returncode == exit_code
     assert said in done.stdout + done.stderr
@@ -97,7 +97,7 @@ def test_the_end_of_a_shell_releases_its_slots(address):
     assert comes_back(ResourcePoolAdapter(address), 4)
 
 
-def test_an_address_without_a_server_has_a_remedy(shell, tmp_path):
+def test_the_error_for_an_address_without_a_server_names_a_remedy(shell, tmp_path):
     done = shell("pool", "show", "--address", f"uds:{tmp_path}/none")
     assert done.returncode == 4
     assert "moorage pool serve" in done.stderr

@@ -189,7 +189,7 @@ class TestEndpoints:
             assert answer.status_code == 400
             assert said in answer.json()["message"]
 
-    def test_a_pool_on_a_port_answers_no_page(self, http, pool):
+    def test_a_pool_on_a_tcp_port_refuses_requests_of_web_pages(self, http, pool):
         for headers in (
             *({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}),
             {"Sec-Fetch-Site": "cross-site"},

@@ -80,7 +80,7 @@ def test_the_error_says_that_an_answer_came_from_a_proxy(registry):
     assert not isinstance(failed.value, ProtocolViolated)
 
 
-def test_the_metrics_client_returns_data_and_raises(registry):
+def test_the_metrics_client_returns_data_and_raises_errors(registry):
     registry.answers["GET /cluster/c0"] = (200, {"success": True, "data": {"clusterId": "c0"}})
     registry.answers["POST /cluster/query"] = (200, {"success": True, "data": [{"n": 1}]})
     registry.answers["GET /cluster/c1"] = (200, {"success": False, "error": "gone"})
@@ -105,7 +105,7 @@ def test_the_metrics_client_returns_data_and_raises(registry):
         client.get_cluster("c4")
 
 
-def test_without_variables_the_embedded_services_are_used(monkeypatch):
+def test_without_environment_variables_clients_use_the_embedded_services(monkeypatch):
     monkeypatch.delenv("CLUSTER_SERVICE_URL", raising=False)
     monkeypatch.delenv("GLOBAL_CLUSTER_METRICS_URL", raising=False)
     assert ClusterClient().base_url == "http://127.0.0.1:8080"

@@ -88,6 +88,6 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
             document_of(file)
 
 
-def test_the_commands_read_as_much_of_a_policy_as_a_server_takes():
+def test_commands_and_server_have_the_same_size_limits_for_policies():
     assert CODE_BYTES_MAX == sources.CODE_BYTES_MAX
     assert FILES_BYTES_MAX == archives.FILES_BYTES_MAX

@@ -96,7 +96,7 @@ const pauses = [];
 const timer = globalThis.setTimeout;
 globalThis.setTimeout = (work, ms) => (Number.isInteger(ms) || pauses.push(ms), timer(work, ms));
 """
-"""A script that counts pauses between attempts, which random factors make fractions of ms."""
+"""A script that counts the pauses between attempts: only they are fractions of milliseconds."""
 STOPPING = f"""{PAUSES}
 import {{ MoorageClient }} from "./dist/client.js";
 

@@ -150,10 +150,10 @@ class SignInFlow(Protocol):
     async def finish(
         self, proof: str, answer: Mapping[str, str], redirect_uri: str
     ) -> dict[str, str] | None:
-        """Return the issuer's tokens by name; none if it refuses; None if it does not answer."""
+        """Return the issuer's tokens by name; `{}`: it refuses; None: it does not answer."""
 
     async def leave(self, id_token: str, redirect_uri: str) -> tuple[str, str] | None:
-        """Return the URL that ends the issuer's login, and the state that comes back, or None."""
+        """Return the URL that ends the issuer's login, and the state to expect back; or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class StandbyServices:
 
     Args:
         authenticate: Takes the bearer token, or None; returns the caller, or None for 401.
-        pending: Takes the same; returns an awaitable to wait for before `authenticate`, or None.
+        pending: Takes the token; returns an awaitable to wait for before `authenticate`, or None.
         readiness: Returns whether requests can be served, and the state of each component.
         refusal: Returns the refusal of all other requests.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
@@ -242,7 +242,7 @@ class WebServices:
             as `allocate`.
         authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
-        pending: Takes the same; returns an awaitable to wait for before `authenticate`, or None.
+        pending: Takes the token; returns an awaitable to wait for before `authenticate`, or None.
             The awaitable's result: whether the token can be judged now.
         sign_in: The answer to `GET /sign-in`: parameters to sign in with OpenID Connect.
         readiness: Returns whether requests can be served, and the state of each component.

@@ -1,7 +1,7 @@
 """Each test has the words of a sentence of the document that workflows implement.
 
 If the document contradicts the program that it describes, a comment in the test has the decision.
-Order, capacity, failure and release are laws in `test_executors.py`.
+`test_executors.py` tests order, capacity, failure and release on random graphs.
 """
 
 import inspect

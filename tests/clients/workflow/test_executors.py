@@ -607,7 +607,7 @@ async def test_a_blocking_task_does_not_stall_the_loop():
     assert result["a"].result is True
 
 
-async def test_a_wide_graph_leaves_the_loop_to_others_and_short_nodes_are_not_all_in_flight():
+async def test_a_wide_graph_does_not_block_the_loop_and_its_short_nodes_do_not_all_run_at_once():
     dag = graph(*map(str, range(10 * STARTED_AT_ONCE_MAX)))
     turns, in_flight = 0, []
 
@@ -629,7 +629,7 @@ async def test_a_wide_graph_leaves_the_loop_to_others_and_short_nodes_are_not_al
     assert max(in_flight) <= STARTED_AT_ONCE_MAX + 2, "plus this test and the counting task"
 
 
-async def test_nodes_that_wait_for_each_other_are_all_in_flight():
+async def test_coroutines_that_wait_for_each_other_all_run_at_once():
     dag = graph(*map(str, range(3 * STARTED_AT_ONCE_MAX)))
     here, everybody = 0, asyncio.Event()
 
@@ -684,7 +684,7 @@ def process():
 
 
 @both
-def test_a_pool_with_a_killed_process_is_not_tried_again(kind, tmp_path):
+def test_a_node_is_not_retried_in_a_pool_with_a_killed_process(kind, tmp_path):
     with process() as processes:
         executor = kind(graph("a"), ResourcePool({}), retries=2, run_in=processes)
         result = execute(executor, {"a": dies_once(tmp_path)})
@@ -713,7 +713,7 @@ def test_retries_help_if_a_function_makes_the_pool_of_processes(kind, tmp_path):
 
 
 @both
-def test_a_pool_that_breaks_hangs_no_caller(kind):
+def test_no_caller_hangs_if_a_pool_raises_an_error(kind):
     class NoLine(ResourcePool):
         def claim(self, claim):
             raise OSError("no line")
@@ -849,7 +849,7 @@ class TestWithoutPool:
         assert execute(kind(dag, 2), dict.fromkeys(dag, work)).succeeded == 20
         assert max(most) <= 2
 
-    def test_each_node_has_a_timeout(self, kind):
+    def test_the_timeout_limits_each_node(self, kind):
         dag = graph("slow", "after", "quick", edges="slow>after")
 
         async def slow():

@@ -138,7 +138,7 @@ def test_added_successors_of_a_failed_node_are_skipped_only_with_fail_fast(fail_
     assert statuses(result) == {"a": "completed", "failing": "failed", **after}
 
 
-def test_a_run_that_is_cancelled_does_not_grow():
+def test_a_cancelled_run_adds_no_nodes():
     expanders, calls = {"a": adding(DynamicNodeSpec("x", list))}, []
     callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: calls.append(about))
     executor = DynamicExecutor(graph("a", "b", edges="a>b"), expanders, callbacks=callbacks)

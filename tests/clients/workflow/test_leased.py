@@ -158,7 +158,7 @@ def test_a_refused_lease_fails_the_node(kind, server, client):
 
 
 @both
-def test_an_exit_in_a_callback_releases_the_lease(kind, server, client):
+def test_sys_exit_in_a_callback_releases_the_lease(kind, server, client):
     dag, callbacks = graph("a"), ExecutionCallbacks(on_start=sys.exit)
     with LeasedPool(POLICY, server.ws) as pool, pytest.raises(SystemExit):
         execute(kind(dag, pool, {"a": gpu(1)}, callbacks=callbacks), {"a": list})
