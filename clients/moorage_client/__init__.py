@@ -8,12 +8,12 @@ All errors are one tree:
     MoorageError
     ├── ConnectionFailed       nothing answers at the URL, or the socket broke
     │   ├── ProtocolViolated   something answers, but does not speak Moorage's protocol
-    │   ├── AddressesFailed    none of several addresses leads to a server that serves
+    │   ├── AddressesFailed    none of several addresses leads to a working server
     │   ├── ProxyFailed        a proxy from the environment refused the connection or failed
     │   └── CertificateRefused the server's certificate is not trusted, or it has none
-    ├── SettingRefused         a token or a file of the environment cannot be used
+    ├── SettingRefused         an argument or environment variable cannot be used
     ├── Timeout                no reply in time (also a TimeoutError)
-    ├── LeaseLost              the lease of this block is over: stop using the GPUs
+    ├── LeaseLost              the lease of a `with` block has ended: stop using its GPUs
     ├── WorkflowError          a graph of tasks cannot run (`moorage_client.workflow`)
     ├── InventoryError         a source of inventory cannot be read (`moorage_client.inventory`)
     └── RequestRefused         the server said no: code, reason, field, expected, details, request
@@ -24,7 +24,7 @@ All errors are one tree:
         ├── LeaseEnded         the named lease has ended
         └── RuleFailed         the policy raised, timed out, crashed, or returned a wrong value
 
-`APIError` of the documented `GlobalClusterMetricsClient` stands apart, as documented.
+`APIError` of `GlobalClusterMetricsClient` is not in this tree, as documented.
 """
 
 TYPE_CHECKING = False  # Not from `typing`: its import takes longer than all else here.

@@ -1,7 +1,7 @@
 """Decodes a server's replies: answers and leases, from the JSON of the socket.
 
 The clients and the command line call these functions. Unknown keys are ignored, so that a newer
-server can say more; a key of the wrong kind is an error that names it.
+server can say more; a value of the wrong type is an error that names its key.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Answer(Reply, frozen=True):
-    """The answer to a request that was granted or got advice.
+    """The answer to a granted request, or to a request for advice.
 
     Args:
         data: The policy's return value, as plain JSON values.

@@ -48,8 +48,8 @@ class BlockingClient:
         with BlockingClient() as client:
             answer = client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
-    Methods and errors are those of `Client`, which documents them; lists are complete. A client
-    does not survive `fork`: make it in the process that uses it.
+    Methods and errors are those of `Client`, which documents them. Methods that list objects return
+    all of them at once. A client does not survive `fork`: make it in the process that uses it.
 
     Args:
         url: URL of the server, or of several, separated by commas; default `MOORAGE_URL`, else

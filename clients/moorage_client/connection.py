@@ -371,7 +371,7 @@ class Connection:
 
 
 def _of_standby(reply: Reply) -> Reply:
-    """Return the error of a standby that refers a message to the leader."""
+    """Return a refusal that names the leader, in place of a standby's own answer."""
     details = {"code": Code.NOT_LEADER, "reason": "is a standby", "leader": reply.leader or None}
     return Reply(success=False, message="is a standby", details=details, id=reply.id)
 

@@ -88,7 +88,7 @@ class Endpoint:
     def of_socket(
         cls, url: str | None, token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
-        """Return the WebSocket endpoints by arguments, else by environment, else the defaults.
+        """Return WebSocket endpoints from the arguments, else the environment, else the default.
 
         Raises:
             SettingRefused: The environment's URL has another scheme, a URL has a blank address or
@@ -101,7 +101,7 @@ class Endpoint:
     def of_http(
         cls, url: str | None, token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
-        """Return the HTTP endpoints by arguments, else by environment, else the defaults."""
+        """Return HTTP endpoints from the arguments, else the environment, else the default."""
         schemes = ("http://", "https://")
         found = _read_urls(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
         return cls._each([each.rstrip("/") for each in found], token, ca_file)

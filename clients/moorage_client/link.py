@@ -125,7 +125,7 @@ class Link:
         orphaned: Callable[[Reply], None] | None = None,
         on_progress: Callable[[JsonMapping], None] | None = None,
     ) -> tuple[Reply, int]:
-        """Send a message; return the success reply and how often it was sent.
+        """Send a message; return the success reply, and how often the message was sent.
 
         Args:
             message: The message to send.

@@ -24,7 +24,7 @@ SECONDS_MAX: Final = 1.5
 SHOWN_MAX: Final = 200
 
 Names = list[tuple[str, str]]
-"""Completions, each with a one-word description."""
+"""Completions, each with a short description."""
 
 
 def leases(context: typer.Context, incomplete: str) -> Names:

@@ -287,7 +287,7 @@ def forget(
     Only do this if nothing runs there any more: the machine's workloads are not stopped.
     """
     if "/" not in node:
-        raise typer.BadParameter(f"expected CLUSTER/NODE, as `moored agent list` has it: {node}")
+        raise typer.BadParameter(f"expected CLUSTER/NODE, as `moored agent list` prints it: {node}")
 
     async def work(client: "Client") -> JsonValue:
         return await client.forget(*await _node(client, node))

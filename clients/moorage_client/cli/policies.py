@@ -45,7 +45,7 @@ FILES_BYTES_MAX: Final = 16 << 20
 ENTRY: Final = "function.py"
 
 _FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
-"""The form of file names that a server shows in its messages."""
+"""Matches the file names that a server shows in its messages."""
 
 DOCUMENT: Final = "policy.json"
 """File beside `code/` with the fields of the PolicyRule document other than the code."""
@@ -169,7 +169,7 @@ def show(
 
 
 def _changes_of(services: "Services", uri: str) -> JsonObject:
-    """Return the changes by `management`; empty if the server does not run policies."""
+    """Return what `management` has changed of a policy; `{}` if the server runs no policies."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
@@ -294,7 +294,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _name_files(files: Iterable[str]) -> dict[str, str]:
-    """Return the document's field that gives the author's name of the only Python file."""
+    """Return the field `code_file` with the name of the only Python file; `{}` if several exist."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
 

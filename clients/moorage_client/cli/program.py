@@ -220,7 +220,7 @@ def run(arguments: Sequence[str] = ()) -> int:
 
 
 def _output(arguments: Sequence[str]) -> str:
-    """Return the value of `-o`, at any position before the options of another command."""
+    """Return the value of `-o`, which may stand anywhere before `--`; "" without `-o`."""
     options = list(arguments)
     options = options[: options.index("--")] if "--" in options else options
     for option, following in pairwise([*options, ""]):

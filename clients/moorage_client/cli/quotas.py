@@ -112,7 +112,7 @@ def _print_limits(row: JsonObject) -> None:
 
 
 def _limits(row: JsonMapping) -> dict[str, JsonMapping]:
-    """Return the limits of each resource as texts; for `*`, the limits of each tenant."""
+    """Return the use and limits of each resource in a row; the row `*` has only limits."""
     if "resources" in row:
         found: dict[str, JsonMapping] = row["resources"]
         return found

@@ -481,7 +481,7 @@ def _variables(given: list[str]) -> dict[str, str]:
         name, equals, value = each.partition("=")
         if not name:
             raise typer.BadParameter(
-                f"--env {each!r}: expected NAME=VALUE, or NAME of a variable here"
+                f"--env {each!r}: expected NAME=VALUE, or NAME of an environment variable"
             )
         variables[name] = value if equals else os.environ.get(name, "")
     return variables

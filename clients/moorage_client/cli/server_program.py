@@ -1,7 +1,7 @@
 """Runs jobs of the server package for the command line: tests of policies, shipped policies.
 
 A client does not import the server's packages: a program of the server package is started with this
-interpreter, gets the job as JSON, and answers JSON.
+interpreter, gets the job as JSON, and prints its outcome as JSON.
 """
 
 import json
@@ -23,7 +23,7 @@ PROGRAM: Final = "moorage.lab.offline"
 def check_installation() -> None:
     """Raise `typer.BadParameter` if the server is not installed."""
     if server_extra.missing():
-        raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
+        raise typer.BadParameter(f"first install the server here: {install_command('server')}")
 
 
 def become_server(program: str, *arguments: str) -> NoReturn:

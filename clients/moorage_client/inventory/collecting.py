@@ -51,7 +51,7 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
             )
         for document in found.documents:
             if not (cluster_id or document["id"]):
-                raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
+                raise InventoryError(source, "", "a name for its cluster; give --cluster-id NAME")
             documents.append((source, {**document, "id": cluster_id or document["id"]}))
         notes += found.notes
     return Inventory(tuple(combine(documents)), tuple(notes))

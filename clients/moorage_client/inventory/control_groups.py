@@ -5,7 +5,7 @@ of the process's own group and of all its parents count, since a parent's limit 
 
 Sources: cgroups(7); https://docs.kernel.org/admin-guide/cgroup-v2.html ("cpu.max", "memory.max");
 https://docs.kernel.org/scheduler/sched-bwc.html (v1). `cpuset` is not read here: the kernel already
-counts only these processors for the process.
+counts only the processors of the `cpuset`.
 """
 
 import re

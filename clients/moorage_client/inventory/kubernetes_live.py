@@ -58,7 +58,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
     """
     found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
-        raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
+        raise InventoryError(source, "", "a name for its cluster; give --cluster-id NAME")
     return found
 
 

@@ -23,7 +23,7 @@ from moorage_client.workflow.running import RunningNode
 STOP_SECONDS: Final = 10.0
 """Default seconds that a task may continue after its stop signal."""
 WORKERS_MIN: Final = 32
-"""Default maximum of threads on machines with few cores: tasks mostly wait for processes."""
+"""Default limit of a run's threads on machines with few cores; most tasks wait for processes."""
 WORKERS_PER_CORE: Final = 4
 
 
@@ -56,7 +56,7 @@ class BaseExecutor:
         costs: The duration of each node, in any unit, 1.0 by default. Among ready nodes, the node
             with the most expensive path to an end starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Skip all nodes that depend on a failed node; if not, they run nevertheless.
+        fail_fast: Skip all nodes that depend on a failed node; if False, they run nevertheless.
         enable_tracing: Record a trace, in `ExecutionResult.trace`.
         max_workers: At most this many tasks run on threads at a time. Default: the number of nodes,
             but at most 32 or, on large machines, four per core.
