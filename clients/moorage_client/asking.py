@@ -96,19 +96,19 @@ def _traceparent() -> str:
 
 
 def _demand_object(demand: Demand) -> JsonObject:
-    """Return a demand in wire format; `where` only if given, since old servers do not know it."""
+    """Return a demand in wire format, without an empty `where`, which old servers do not know."""
     wanted = resources_of(demand)
     return wanted if demand.where else {k: wanted[k] for k in wanted if k != "where"}
 
 
 def _terms_object(terms: LeaseTerms) -> JsonObject:
-    """Return lease terms in wire format; newer fields only if given, for old servers."""
+    """Return lease terms in wire format; omit unset fields that old servers do not know."""
     wanted = msgspec.to_builtins(terms)
     return {name: wanted[name] for name in wanted if name not in _NEWER or wanted[name]}
 
 
 def _provision_object(provision: Provision) -> JsonObject:
-    """Return `provision` in wire format; `attempts_max` only with `on_failure` `requeue`."""
+    """Return `provision` in wire format; include `attempts_max` only if failures are requeued."""
     wanted: JsonObject = {"backend": provision.backend, "spec": provision.spec}
     if provision.on_failure == "end":
         return wanted

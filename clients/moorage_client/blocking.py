@@ -164,7 +164,7 @@ class BlockingClient:
         *,
         timeout: float | None = None,
     ) -> Lease:
-        """Make a lease last longer; see `Client.renew`."""
+        """Extend a lease; see `Client.renew`."""
         return self._run(self._open().renew(lease, token, ttl_seconds, timeout=timeout))
 
     def release(self, lease: str, token: str | None = None) -> Lease:

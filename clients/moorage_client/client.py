@@ -301,7 +301,7 @@ class Client:
         *,
         timeout: float | None = None,  # noqa: ASYNC109  # As `ask`.
     ) -> Lease:
-        """Make a lease last longer.
+        """Extend a lease.
 
         Args:
             lease: Id of the lease.

@@ -253,7 +253,7 @@ class Link:
         task.add_done_callback(self._forget_task)
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
-        """Forget a task that closed a socket; ignore its error: unsent data may cause one."""
+        """Forget a task that closed a socket. Ignore its error, which unsent data may cause."""
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # Else the event loop reports it as never retrieved.

@@ -279,7 +279,7 @@ def renew(
         str | None, typer.Option(help="Token of the lease (else the one that `moorage ask` stored)")
     ] = None,
 ) -> None:
-    """Make a lease last longer."""
+    """Extend a lease."""
     token = token_of(lease, lease_token)
     renewed = session.run(lambda client: client.renew(lease, token, ttl))
     if lease_token is None:

@@ -127,7 +127,7 @@ def why(
 
 
 class Became(StrEnum):
-    """The outcome of an earlier request or lease, as `history` shows it."""
+    """The outcome of a request or lease, as `history` shows it."""
 
     GRANTED = "granted"
     QUEUED = "queued"

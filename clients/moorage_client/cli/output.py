@@ -213,7 +213,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """Return a table of rich; the arguments are those of `table`."""
+    """Return a `rich` table; the arguments are those of `table`."""
     from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
     from rich.table import Table  # noqa: PLC0415  # As above.
     from rich.text import Text  # noqa: PLC0415  # As above.
@@ -247,7 +247,7 @@ def console() -> "Console":
 
 
 def render(shown: "RenderableType") -> str:
-    """Render an object of rich as text: if rich printed, a closed pipe would end the process."""
+    """Return a `rich` object as text: if `rich` printed, a closed pipe would end the process."""
     ours = console()
     with ours.capture() as captured:
         ours.print(shown)

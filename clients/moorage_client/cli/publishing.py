@@ -53,7 +53,7 @@ PolicyArgument = Annotated[
 
 
 class By(StrEnum):
-    """How a canary divides requests: each by itself, or all of a tenant together."""
+    """What decides the version of a request in a canary: the request itself, or its tenant."""
 
     REQUEST = "request"
     TENANT = "tenant"
@@ -138,7 +138,7 @@ def canary(
     force: Annotated[bool, typer.Option("--force", help="Accept an unsound version")] = False,
     test: Annotated[bool, typer.Option("--test/--no-test", help="Test the version first")] = True,
 ) -> None:
-    """Send a share of an alias's requests to another version, show the results, or stop it.
+    """Send a share of an alias's requests to another version; or show or stop this canary.
 
     The version is tested first, as by `activate`, and refused if it is not sound.
     """
@@ -166,7 +166,7 @@ def shadow(
     report: Annotated[bool, typer.Option("--report", help="Show the differences")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the shadow")] = False,
 ) -> None:
-    """Run a candidate on an alias's requests without effect, show the differences, or stop it."""
+    """Run a candidate on an alias's requests without effect; or show or stop this shadow."""
     _one_of(uri, report, stop)
     with session.services() as services:
         if report:

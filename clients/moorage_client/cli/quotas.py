@@ -89,7 +89,7 @@ def set_quota(  # Each is an option of the command.
 
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
-    """Remove the quota of a tenant or project; then the quota `*` holds for a tenant."""
+    """Remove the quota of a tenant or project. A tenant without a quota has the quota `*`."""
     change = {"op": "remove_quota", **_parts(who)}
     with_quota = [_who(row) for row in session.run(_all) if row.get("quota")]
     session.show(session.run(lambda client: client.call(change)), _print_limits)

@@ -99,7 +99,7 @@ def add(  # Each is an option of the command.
         bool, typer.Option("--dry-run", help="Only show the nodes; reserve none")
     ] = False,
 ) -> None:
-    """Reserve GPUs, with their part of a node, for a tenant from one time to another."""
+    """Reserve GPUs, with CPU and memory of their nodes, for a tenant for some time."""
     now = time.time()
     resources: JsonObject = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]
@@ -125,7 +125,7 @@ def cancel(
     session: CommandSession,
     reservation: Annotated[str, typer.Argument(help="Id of the reservation")],
 ) -> None:
-    """End a reservation before its time."""
+    """End a reservation now, before its planned end."""
     row = session.run(lambda client: client.call({"op": "unreserve", "reservation": reservation}))
     session.show(row, _show)
 

@@ -340,7 +340,7 @@ def logs(
     ] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Print the output of a lease's workload; if it was started again, one start after the other.
+    """Print the output of a lease's workload, of all starts in order if it was started again.
 
     A terminal gets the output without control characters; a file or a pipe gets every byte. With
     --json the output is text, printed at the end.

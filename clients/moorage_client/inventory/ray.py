@@ -143,7 +143,7 @@ def _node(source: str, place: str, node: JsonMapping, measured: JsonMapping) -> 
 
 
 def _devices(count: int, resources: JsonMapping, measured: JsonMapping) -> list[Document]:
-    """Return as many devices as Ray schedules, with their measured properties."""
+    """Return the devices that Ray schedules, with measured properties if Ray measured each one."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
     seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]

@@ -627,7 +627,7 @@ class Execution:
 
 
 def _modification(returned: object) -> DynamicModification:
-    """Return what an expander returned, if it is a change of the graph."""
+    """Return what an expander returned; raise an error if it is not a change of the graph."""
     if not isinstance(returned, DynamicModification):
         raise TypeError(f"expected a DynamicModification or None, found {returned!r}")
     return returned

@@ -40,7 +40,7 @@ _END: Final = "end"
 
 
 class ResourceAwareExecutor(BaseExecutor):
-    """Runs a graph on threads, and each node when the pool can grant its requirements.
+    """Runs a graph on threads; a node starts when the pool grants its requirements.
 
     A task is called without arguments; within it, `current_node()` has its resources. If the task
     returns an awaitable, the awaitable is run to completion.

@@ -265,7 +265,11 @@ class Schedule:
         return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
 
     def drop(self, node: int, *, failed: bool) -> list[int]:
-        """Remove a waiting node, as failed or as if it never existed; return the skipped nodes."""
+        """Remove a waiting node; return the nodes skipped after it.
+
+        If `failed`, its descendants are treated as those of a failed node; if not, they no longer
+        wait for it.
+        """
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 

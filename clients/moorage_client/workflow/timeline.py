@@ -100,7 +100,7 @@ class ResourceTimeline:
         *,
         snapshot: ResourceSnapshot | None = None,
     ) -> None:
-        """Add a snapshot; pools add their own snapshots themselves.
+        """Add a snapshot. Programs need not call this: pools record their own changes.
 
         Args:
             allocated: A snapshot, or allocated amounts by name.
