@@ -88,7 +88,7 @@ class TestWhichAddress:
         with pytest.raises(SettingRefused, match="MOORAGE_URL: expected addresses"):
             Client()
 
-    def test_addresses_of_another_scheme_or_too_many_are_refused(self, monkeypatch):
+    def test_addresses_with_a_wrong_scheme_and_too_many_addresses_are_refused(self, monkeypatch):
         monkeypatch.setenv("MOORAGE_URL", "ws://a,http://b")
         with pytest.raises(SettingRefused, match="ws:// or wss://"):
             Client()
@@ -136,7 +136,7 @@ class TestTheWriter:
             harbour.standby = False
             assert await asking
 
-    async def test_standbys_that_name_each_other_end_in_an_error(self, harbour, standby):
+    async def test_standbys_that_name_each_other_as_leader_cause_an_error(self, harbour, standby):
         harbour.standby, harbour.leader = True, standby.url
         async with Client(two(harbour, standby), reconnect_seconds=0.4) as client:
             with pytest.raises(AddressesFailed) as caught:
@@ -225,7 +225,7 @@ class TestATakeover:
         assert len(resumed) >= 2, "once at the standby, once at the writer"
 
     @pytest.mark.heavy  # It waits for seconds without a sign of life.
-    async def test_the_client_leaves_a_leader_that_gives_no_sign_of_life(self, harbour, standby):
+    async def test_the_client_leaves_a_leader_that_stops_answering(self, harbour, standby):
         async with Client(two(harbour, standby)) as client:
             assert await lease_of(client)
             await asyncio.to_thread(harbour.freeze)
@@ -246,7 +246,7 @@ class TestATakeover:
             assert client.url == standby.url
         assert standby.leases[held.id]["state"] == "ended"
 
-    async def test_news_of_a_watch_continue_from_another_server(self, harbour, other):
+    async def test_a_watch_continues_at_another_server(self, harbour, other):
         async with Client(two(harbour, other)) as client:
             news = client.watch("leases")
             coming = asyncio.create_task(anext(news))

@@ -17,7 +17,7 @@ from moorage_client import (
 )
 
 
-def test_the_blocking_client_does_all_that_the_async_client_does(harbour):
+def test_the_blocking_client_has_the_methods_of_the_async_client(harbour):
     with BlockingClient(harbour.url) as client:
         lease = client.ask("first:1-x", lease={"ttl_seconds": 60}).lease
         assert client.renew(lease.id, lease.token, 120).ttl_seconds == 120
@@ -66,7 +66,7 @@ def test_a_lease_is_renewed_while_its_block_computes(harbour):
     assert harbour.leases[held.id]["state"] == "ended"
 
 
-def test_a_lost_lease_is_noticed_within_the_block_and_raised_at_its_end(harbour):
+def test_a_block_notices_a_lost_lease_and_raises_lease_lost_at_its_end(harbour):
     with BlockingClient(harbour.url) as client:
         with pytest.raises(LeaseLost, match="preempted"):
             with client.lease("first:1-x", ttl_seconds=0.6) as held:

@@ -74,7 +74,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
     assert heard["explain"] is heard["dry_run"] is True
 
 
-def test_the_command_line_renews_and_releases_a_lease_without_its_token_on_the_line(shell, harbour):
+def test_commands_renew_and_release_a_lease_without_a_token_option(shell, harbour):
     granted = only_json(shell.process("ask", "first:1-x", "--ttl", "60", "--json"))
     lease = granted["lease"]
     assert granted["success"] is True
@@ -92,7 +92,7 @@ def test_the_command_line_renews_and_releases_a_lease_without_its_token_on_the_l
     assert (over.returncode, only_json(over)["error"]["code"]) == (7, "lease_ended")
 
 
-def test_commands_of_a_lease_print_text_for_people(shell, harbour):
+def test_commands_about_a_lease_print_text_for_people(shell, harbour):
     granted = shell("ask", "first:1-x", "--lease")
     assert (granted.returncode, granted.stdout) == (0, "l-1  c0/n1 gpus 0,1\n")
     assert "moorage release l-1" in granted.stderr
@@ -390,7 +390,7 @@ def test_ask_reports_a_workload_that_never_becomes_ready(shell, harbour):
     assert "no such image" in only_json(done)["message"]
 
 
-def test_a_gpu_share_is_shown_only_if_it_is_part_of_a_gpu():
+def test_gpu_milli_are_shown_only_for_less_than_a_whole_gpu():
     for document, words in (
         ('{"cpu_milli": 100, "gpu_milli": 1000}', "CPU (milli) 100"),
         ('{"gpus": 2, "gpu_milli": 1000}', "GPUs 2"),
@@ -449,7 +449,7 @@ def test_a_refusal_is_explained_in_words(shell, harbour):
     assert {name: error[name] for name in details} == details
 
 
-def test_each_reason_of_a_node_is_printed_in_words():
+def test_each_reason_why_a_node_does_not_fit_has_words():
     from moorage.policy.fleet import Misfit  # noqa: PLC0415  # The server's type; the client has only the phrases.
 
     for each in Misfit:

@@ -85,7 +85,7 @@ async def test_many_requests_share_one_socket_and_overtake_each_other(harbour, c
     assert len(harbour.headers) == 1
 
 
-async def test_the_evaluation_deadline_adds_to_the_reply_timeout(harbour, client):
+async def test_the_evaluation_deadline_is_added_to_the_reply_timeout(harbour, client):
     slow = asyncio.create_task(client.ask("slow:1-x", deadline_seconds=3600, timeout=0.0))
     await client.ask("first:1-x")
     harbour.gate.set()
@@ -232,7 +232,7 @@ async def test_a_closed_client_refuses_calls_and_says_that_it_is_closed(client):
         await client.ask("first:1-x")
 
 
-async def test_wrong_arguments_of_the_caller_raise_errors_of_python(client):
+async def test_wrong_arguments_raise_a_type_error_or_value_error(client):
     with pytest.raises(TypeError):
         await client.ask("first:1-x", inputs={"x": object()})
     with pytest.raises(ValueError, match="JSON"):

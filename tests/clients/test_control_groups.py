@@ -67,7 +67,7 @@ def test_limits_of_control_groups_of_version_1_are_read_by_controller(machine):
     assert machine.limits == (cpu, (GIB, "memory/y/memory.limit_in_bytes"))
 
 
-def test_without_a_namespace_control_groups_of_version_2_have_the_whole_path(machine):
+def test_limits_of_parent_control_groups_of_version_2_count(machine):
     """A slice of systemd has a lower limit than the service inside it."""
     machine.mount("cgroup2", ".", "rw,nsdelegate")
     machine.put(

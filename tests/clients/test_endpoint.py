@@ -196,7 +196,7 @@ def test_websocket_and_http_use_the_same_proxy(variable, socket, http, monkeypat
     ],
 )
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8765", "'ws://127.0.0.1'"])
-def test_a_url_of_another_scheme_is_refused(variable, command, schemes, url, shell):
+def test_a_url_with_a_wrong_scheme_is_refused(variable, command, schemes, url, shell):
     shell.environment[variable] = url
     done = shell(*command)
     assert done.returncode == 2
@@ -439,7 +439,7 @@ def test_an_address_with_a_wrong_certificate_is_skipped(secure, authority, shell
     assert "Connection refused" in done.stderr
 
 
-def test_a_token_file_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_file_is_read_again_for_each_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
     monkeypatch.setenv("MOORAGE_TOKEN_FILE", f" {file} ")

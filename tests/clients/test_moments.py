@@ -19,7 +19,7 @@ def _berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("text", ["2027-03-28T02:00", "2027-03-28T02:30", "2027-03-28T02:59:59"])
-def test_an_hour_that_does_not_exist_is_refused(text: str) -> None:
+def test_a_local_time_that_does_not_exist_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="does not exist") as refused:
         moment(text, "--from", 0.0)
     assert "--from" in str(refused.value)

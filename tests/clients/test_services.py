@@ -112,7 +112,7 @@ def test_without_environment_variables_clients_use_the_embedded_services(monkeyp
     assert GlobalClusterMetricsClient().base_url == "http://127.0.0.1:8080"
 
 
-def test_services_publish_read_and_delete_policies(registry):
+def test_the_services_client_publishes_reads_and_deletes_policies(registry):
     uri = {"policy_rule_uri": "a:1-x"}
     registry.answers["POST /policy"] = (201, {"success": True, "data": uri})
     registry.answers["GET /policy/a:1-x"] = (200, {"success": True, "data": uri})

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "moorage"
 
 
-def test_a_token_is_sent_to_both_ports_of_its_host_and_to_no_other(folder: Path) -> None:
+def test_a_token_is_sent_to_both_ports_of_its_host_and_to_no_other_host(folder: Path) -> None:
     logins().change(lambda _: {origin_of("https://gpu.example:8080"): LOGIN})
     for url in ("https://gpu.example", "https://GPU.example:9"):
         assert bearer_of(Endpoint.of_http(url, None, None)[0]) == "of-ann"
@@ -86,7 +86,7 @@ def test_only_a_refusal_of_the_issuer_ends_a_login(folder: Path) -> None:
             assert logins().read()["https://gpu.example"]["refresh_token"] == left, status
 
 
-def test_the_token_for_the_server_is_chosen() -> None:
+def test_the_token_with_the_audience_of_the_server_is_chosen() -> None:
     access, identity = jwt(aud=["x", "moorage"], exp=7), jwt(aud="moorage", exp=8)
     both = {"access_token": access, "id_token": identity, "refresh_token": "r"}
     assert entry_of(both, "moorage") == {"token": access, "expires_at": 7.0, "refresh_token": "r"}

@@ -225,7 +225,7 @@ def test_the_typescript_client_continues_at_the_standby_that_takes_over(
     assert int(different) == len(granted) + 10
 
 
-def test_standbys_that_name_each_other_end_in_an_error(
+def test_standbys_that_name_each_other_as_leader_cause_an_error(
     client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     harbour.standby, harbour.leader = True, other.url

@@ -1,8 +1,8 @@
 """One run of a graph: the common part of the sync and the async executor.
 
 The two executors (shells) differ only in how they run tasks. Both call `next` for a node to run,
-`open` before its task, `close` after it, and `settle` at the node's end. Functions here need the
-shell's lock if their docstring says so; they never wait.
+`open` before its task, `close` after it, and `settle` at the node's end. The comments in `Execution`
+say which methods need the shell's lock; no method waits.
 """
 
 import time
@@ -202,7 +202,7 @@ class Execution:
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Record the end of a node, and release its resources; return the nodes skipped after it.
 
-        The node's successors are ready before its resources are free, so the resources go to the
+        The node's successors become ready before its resources are freed, so the resources go to the
         best node, which may be a successor. The shell calls `tell` afterwards.
 
         Args:

@@ -445,7 +445,7 @@ def test_cancellation_of_a_run_at_any_moment_leaks_no_resources(kind, moment):
     ("who", "a"),
     [("on_complete", "completed"), ("on_start", "cancelled"), ("task", "completed")],
 )
-def test_no_node_starts_once_the_run_is_cancelled(kind, who, a):
+def test_no_node_starts_after_the_run_is_cancelled(kind, who, a):
     def cancel(*_):
         executor.cancel()
 

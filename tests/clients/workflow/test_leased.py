@@ -312,7 +312,7 @@ def test_a_restarted_program_continues_under_its_existing_leases(server, client,
     assert held_leases(client) == []
 
 
-def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
+def test_a_killed_and_restarted_program_gets_no_second_lease(server, client, tmp_path):
     """Leases last ten minutes in this test, so a second grant would still be visible."""
     (tmp_path / "go").touch()
     chance, journal = random.Random(6), tmp_path / "journal"

@@ -80,7 +80,7 @@ def test_the_picture_does_not_draw_names_of_nodes_as_formulas(tmp_path):
 
 
 @pytest.mark.heavy  # The extra `plots`.
-def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
+def test_the_error_says_why_a_picture_cannot_be_drawn(result, tmp_path):
     with pytest.raises(WorkflowError, match="cannot draw into"):
         draw_timeline(result, tmp_path / "run.nonsense")
     with pytest.raises(WorkflowError, match="cannot draw into"):
@@ -90,7 +90,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
         draw_timeline(empty, tmp_path / "run.svg")
 
 
-def test_without_matplotlib_only_pictures_fail_and_name_the_extra():
+def test_without_matplotlib_only_pictures_fail_and_the_error_names_the_extra():
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
