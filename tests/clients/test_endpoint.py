@@ -439,7 +439,7 @@ def test_an_address_with_a_wrong_certificate_is_skipped(secure, authority, shell
     assert "Connection refused" in done.stderr
 
 
-def test_a_token_file_is_read_again_for_each_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_file_is_read_at_each_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
     monkeypatch.setenv("MOORAGE_TOKEN_FILE", f" {file} ")

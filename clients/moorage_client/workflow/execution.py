@@ -1,7 +1,7 @@
 """One run of a graph: the common part of the sync and the async executor.
 
 The two executors (shells) differ only in how they run tasks. Both call `next` for a node to run,
-`open` before its task, `close` after it, and `settle` at the node's end. The comments in `Execution`
+`open` before its task, `close` after it, and `settle` at the node's end. Comments in `Execution`
 say which methods need the shell's lock; no method waits.
 """
 
@@ -202,8 +202,8 @@ class Execution:
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Record the end of a node, and release its resources; return the nodes skipped after it.
 
-        The node's successors become ready before its resources are freed, so the resources go to the
-        best node, which may be a successor. The shell calls `tell` afterwards.
+        The node's successors become ready before its resources are freed, so the best node, which
+        may be a successor, gets the resources. The shell calls `tell` afterwards.
 
         Args:
             node: The node.
