@@ -131,5 +131,5 @@ def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> 
         return read(document)
     except UnreadableError as error:
         raise ProtocolViolated(
-            url, f"sent a reply that does not match the protocol: {error}"
+            url, f"the server sent a reply that does not match the protocol: {error}"
         ) from error

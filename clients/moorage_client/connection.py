@@ -354,7 +354,7 @@ class Connection:
             self._finish(read_refusal(reply))
         elif not (number.isdecimal() and int(number) <= self._issued):
             raise ProtocolViolated(
-                self._url, f"answered a request that was never sent: {text[:100]!r}"
+                self._url, f"the server answered a request that was never sent: {text[:100]!r}"
             )
 
     def _finish(self, end: MoorageError) -> None:

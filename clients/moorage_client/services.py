@@ -397,7 +397,8 @@ class Services:
         """Send a request; return the `data` in the envelope of the reply."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
-            raise ProtocolViolated(self._at.shown, f"{method} {path} answered without `success`")
+            finding = f"the answer to {method} {path} has no `success`"
+            raise ProtocolViolated(self._at.shown, finding)
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
         self.warnings = tuple(self._read_value(list[str], reply.get("warnings") or []))
@@ -480,7 +481,7 @@ class Services:
             late = f"{shown}: no reply within {seconds:g} s{session.through}"
             raise Timeout(late) from error
         except _TooLongError as error:
-            raise ProtocolViolated(shown, f"{method} {path} answered {error}") from error
+            raise ProtocolViolated(shown, f"the answer to {method} {path} has {error}") from error
         except (requests.RequestException, ValueError) as error:  # ValueError: a bad redirection.
             raise session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:

@@ -65,11 +65,11 @@ async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
 async def _file(client: "Client", message: JsonObject, path: str, folder: Path) -> None:
     parts = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in parts):
-        raise UnreadableError(f"{path!r} would leave the folder")
+        raise UnreadableError(f"the path {path!r} leads out of the folder")
     place = folder.joinpath(*parts)
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.parent.resolve().is_relative_to(folder):
-        raise UnreadableError(f"{path!r} would leave the folder")
+        raise UnreadableError(f"the path {path!r} leads out of the folder")
     with place.open("xb") as file:
         over, offset, size = False, 0, 0
         while not over:

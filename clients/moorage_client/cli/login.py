@@ -45,8 +45,8 @@ def login(session: CommandSession) -> None:
             services.check_token()
         except Unauthorized as error:
             raise SignInFailed(
-                f"{offered['issuer']} knows you, but its token is not valid for {server}: you may "
-                "have no tenant or no role there; the server's log has the reason"
+                f"{offered['issuer']} knows you, but its token is not valid for {server}; the "
+                "server's log has the reason, for example that you have no tenant or role there"
             ) from error
     more = {
         **form,

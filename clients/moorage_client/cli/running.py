@@ -121,10 +121,10 @@ def run(
     """
     if image is not None and workdir is not None:
         raise typer.BadParameter(
-            "--workdir is for processes; a container runs where its image says"
+            "--workdir is only for processes; a container's image sets its folder"
         )
     if out is not None and (image is not None or workdir is not None):
-        raise typer.BadParameter("--out is for processes in a folder of their own")
+        raise typer.BadParameter("--out runs a process in a new folder: omit --image and --workdir")
     fetched = None if out is None else check_folder(out)
     spec: JsonObject = {"command": command, "environment": _variables(env or [])}
     folder = "" if out is not None else str((workdir or Path.cwd()).absolute())

@@ -166,7 +166,7 @@ class ResourcePoolAdapter:
             document = dict(json.loads(text))
         except (TypeError, ValueError, RecursionError) as error:
             raise ProtocolViolated(
-                str(self.address), f"no pool is served there: {text[:100]!r}"
+                str(self.address), f"the answer is not that of a pool: {text[:100]!r}"
             ) from error
         if answer.status != HTTPStatus.OK:
             raise _error_of(document)
@@ -177,7 +177,7 @@ class ResourcePoolAdapter:
             return read_as(kind, value)
         except UnreadableError as error:
             raise ProtocolViolated(
-                str(self.address), f"no pool is served there: {error}"
+                str(self.address), f"the answer is not that of a pool: {error}"
             ) from error
 
     def _connection(self) -> HTTPConnection:

@@ -45,8 +45,8 @@ class Uds:
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
             raise PermissionError(
                 errno.EPERM,
-                "expected a folder of yours that no other user may write to; remove it, or name "
-                "another place with --address or MOORAGE_POOL_ADDRESS",
+                "expected a folder of yours that no other user may write to; remove this folder, "
+                "or name another place with --address or MOORAGE_POOL_ADDRESS",
                 str(folder),
             )
 

@@ -112,7 +112,7 @@ class LeasedPool:
         **request: Unpack[Request],
     ) -> None:
         if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
-            raise TypeError(f"LeasedPool does not take {', '.join(sorted(unsuitable))}")
+            raise TypeError(f"LeasedPool takes no arguments {', '.join(sorted(unsuitable))}")
         if claims_max < 1:
             raise WorkflowError(f"claims_max is {claims_max}; expected 1 or more")
         self.claims_max = claims_max
@@ -449,7 +449,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     gpus, part = divmod(counts.get("gpu", 0), UNITS)
     if gpus and part:
         raise ResourceError(
-            f"{amount_of(counts['gpu'])} GPUs were required; expected a whole number, or part of 1"
+            f"{amount_of(counts['gpu'])} GPUs were required; expected a whole number or less than 1"
         )
     return Demand(
         gpus=gpus or (1 if part else 0),
