@@ -59,7 +59,7 @@ RECONNECT_SECONDS: Final = 30.0
 """Seconds for which the client tries to reach a lost server again."""
 
 GIVING_BACK_MAX: Final = 256
-"""Maximum leases released at a time that were granted after their caller left; others expire."""
+"""Maximum late leases, granted after their caller left, to release at a time; others expire."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
 """Seconds that a cancelled or timed-out request may take to leave the queue."""
 
@@ -73,7 +73,7 @@ class Client:
             answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
     The client replaces a broken socket, and resumes its session on the new one: requests in the
-    queue keep their place. Lost messages are sent again if that is safe: all messages but `manage`.
+    queue keep their place. It sends lost messages again, except `manage`, which is unsafe to repeat.
     A request for a lease carries an idempotency key, so its repetition returns the same lease. If a
     cancelled or timed-out request is granted later, the client releases the lease.
 
@@ -163,7 +163,7 @@ class Client:
             resources: The demand; fields and units as in `moorage.model.Demand`.
             alternatives: Acceptable demands in place of `resources`, the preferred first; the
                 lease's `choice` is the number of the granted one.
-            lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
+            lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None: no lease, only advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
             deadline_seconds: Time limit of one evaluation; default: the policy's own.
             explain: Also give the reasons.
@@ -319,7 +319,7 @@ class Client:
         return await link.renew(self._link, lease, token, ttl_seconds, seconds_max=seconds)
 
     async def release(self, lease: str, token: str | None = None) -> Lease:
-        """End a lease; a second call returns the same. It raises the errors of `renew`.
+        """End a lease; a second call returns the same. Errors are those of `renew`.
 
         Args:
             lease: Id of the lease.

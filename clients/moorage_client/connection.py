@@ -107,7 +107,7 @@ class Connection:
         self.session = response.headers.get(SESSION_HEADER, "") if response else ""
         self.unanswered: frozenset[str] = frozenset()
         self._coming: dict[str, Reply | None] = {}
-        """By id of a message of the previous connection: its early reply; None: none came yet."""
+        """Replies to messages of the previous connection, by message id; None: no reply yet."""
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._orphans: dict[str, Callable[[Reply], None]] = {}
