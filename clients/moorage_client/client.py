@@ -73,7 +73,7 @@ class Client:
             answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
     The client replaces a broken socket, and resumes its session on the new one: requests in the
-    queue keep their place. It sends lost messages again, except `manage`, which is unsafe to repeat.
+    queue keep their place. It repeats lost messages, except `manage`, which is unsafe to repeat.
     A request for a lease carries an idempotency key, so its repetition returns the same lease. If a
     cancelled or timed-out request is granted later, the client releases the lease.
 
@@ -163,7 +163,7 @@ class Client:
             resources: The demand; fields and units as in `moorage.model.Demand`.
             alternatives: Acceptable demands in place of `resources`, the preferred first; the
                 lease's `choice` is the number of the granted one.
-            lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None: no lease, only advice.
+            lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None: only advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
             deadline_seconds: Time limit of one evaluation; default: the policy's own.
             explain: Also give the reasons.

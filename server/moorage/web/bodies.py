@@ -70,7 +70,7 @@ LEVELS_MAX: Final = 1_000
 VALUE_BYTES: Final = 64
 """Bytes of memory budget for each value of a body, beside the body's own bytes."""
 SEARCHES_MAX: Final = 2
-"""Maximum document searches at a time, one per tenant: a single thread runs them."""
+"""Maximum document searches at a time, one of each tenant; a single thread runs them."""
 BODY_SECONDS_MAX: Final = 60.0
 """Maximum seconds for a client to send a body; after that, the answer is 408."""
 

@@ -1,4 +1,4 @@
-"""Checks each request before its endpoint: its origin, its size, and its tenant's share.
+"""Checks a request before its endpoint: its origin, its size, and its tenant's share of the time.
 
 `web.server` puts these checks around the application.
 """

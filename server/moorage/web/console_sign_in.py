@@ -17,7 +17,7 @@ from moorage.web.sign_in import CALLBACK, wait_for_issuer
 
 _PATH: Final = "/console/sign-in"
 _BEGUN: Final = "sign-in"
-"""Cookie with the proofs of sign-ins; browsers send it, and `_LEAVING`, to `_PATH` alone."""
+"""Cookie with the proofs of sign-ins. Browsers send it, and `_LEAVING`, only to `_PATH`."""
 _LEAVING: Final = "sign-out"
 """Cookie with the state of a logout at the issuer."""
 _SECONDS: Final = 600
@@ -143,7 +143,7 @@ def _state(proof: str) -> str:
 
 
 def _keep(request: Request, response: Response, proofs: list[str]) -> None:
-    """Store these proofs in the browser's cookie; without proofs, delete the cookie."""
+    """Store the proofs in the browser's cookie; delete the cookie if there are no proofs."""
     _give(request, response, _BEGUN, "~".join(proofs))
 
 
