@@ -24,7 +24,7 @@ SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
 """Maximum lines in a profile."""
 SHARE_SHOWN: Final = 0.001
-"""Smallest share of the time that a line of a profile needs to be shown."""
+"""A profile shows a line only if the line took at least this fraction of the whole time."""
 
 SEED_MAX: Final = 2**31 - 1
 """Largest seed: the seed of one request combines it with the request's number, in 63 bits."""

@@ -75,7 +75,7 @@ _MISSING: Final[Mapping[str, str]] = {
         "use its machine; `moorage fleet` lists the clusters."
     ),
 }
-"""The advice for each code, if a name does not exist and no name is similar."""
+"""Advice by error code, for a name that does not exist and resembles no existing name."""
 
 _PIPE_COLUMNS: Final = 160
 """Width of tables in a pipe, whose reader's width is unknown."""
@@ -160,7 +160,7 @@ def plain(text: str) -> str:
 
 
 class Passed:
-    """Writes a workload's output: unchanged to a file or pipe, without controls to a terminal.
+    """Writes a workload's output: unchanged to a file or pipe, made harmless on a terminal.
 
     On a terminal, control characters other than line ends and tabs are shown as `�`, as `ls` and
     `journalctl` do. Otherwise a workload's output, perhaps a stranger's, could set the terminal's

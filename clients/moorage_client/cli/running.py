@@ -42,7 +42,7 @@ FOLLOW_SECONDS: Final = 10.0
 END_SECONDS_MAX: Final = 30.0
 """Longest wait, in seconds, from the end of a workload to the end of its lease."""
 LEAVE_SECONDS: Final = 2.0
-"""A second Ctrl-C ends the command at once if it comes at least these seconds after the first."""
+"""Least seconds between a first Ctrl-C and a second one that ends the command at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
 """Phases of workloads that have ended."""
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
