@@ -1,4 +1,4 @@
-"""Has all commands, and turns their errors into output and exit codes."""
+"""Collects all commands, and turns their errors into output and exit codes."""
 
 import logging
 import sys

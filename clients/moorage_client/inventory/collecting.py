@@ -1,4 +1,4 @@
-"""Reads sources of any kind, and merges their data about one cluster."""
+"""Reads sources of any kind, and merges data about the same cluster."""
 
 import io
 import json
@@ -27,7 +27,7 @@ _FORMS: Final = (
 
 
 def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
-    """Read sources; merge their data about one cluster into one document.
+    """Read sources; merge data about the same cluster into one document.
 
     Args:
         sources: The sources, in the forms that the package's docstring lists.

@@ -1,6 +1,6 @@
 """The result of all inventory readers, and the merge of documents of one cluster.
 
-`moorage.protocol.cluster_documents` makes the documents; the server's backends use it, too.
+`moorage.protocol.cluster_documents` makes the documents, also for the server's backends.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class InventoryError(MoorageError, ValueError):
 
     Args:
         source: The file, or the name of the source.
-        place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: the whole file.
+        place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: no place.
         expected: The expected value, and the remedy.
     """
 

@@ -92,7 +92,7 @@ def read_nodes(path: Path) -> list[TraceNode]:
 
 
 def nodes_in(path: Path, file: IO[str]) -> list[TraceNode]:
-    """Read an open node file, as `read_nodes` does; errors name it `path`."""
+    """Read an open node file, as `read_nodes` does; errors name the file `path`."""
     nodes = []
     names = set[str]()
     for line in lines(path, file, COLUMNS):

@@ -32,7 +32,7 @@ URL_DEFAULT: Final = "http://127.0.0.1:8265"
 NODES_MAX: Final = 10_000
 """Maximum nodes that Ray's API server returns (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
 REPLY_BYTES_MAX: Final = 256 << 20
-"""Maximum bytes of one reply of the dashboard: its summary names each process of each node."""
+"""Maximum bytes of one reply of the dashboard, whose summary names each process of each node."""
 SECONDS_MAX: Final = 30.0
 """Seconds for connecting, and for each wait for more of a reply."""
 
