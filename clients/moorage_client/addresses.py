@@ -25,7 +25,7 @@ from moorage_client.errors import (
 )
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
-"""Seconds between attempts, each multiplied by a random 0.5 to 1; the last one is repeated."""
+"""Seconds between attempts, times a random factor of 0.5 to 1; the last pause is repeated."""
 _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6, 3.0)
 """The same for several servers, where a standby takes over from a lost leader in about 1 second."""
 

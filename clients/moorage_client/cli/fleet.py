@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
-"""Matches a node's hash in the shortened form of the tables."""
+"""Matches the beginning of a node's hash, which tables show in place of the hash."""
 DEFAULT: Final = "show"
 """The command that runs if the first argument names no command."""
 

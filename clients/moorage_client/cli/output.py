@@ -50,7 +50,7 @@ _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"
 """Fields with seconds since the epoch, which are shown as local time."""
 
 _LEVELS: Final = 8
-"""Maximum nesting depth in a server's values to which times and empty values are looked for."""
+"""Nesting depth down to which times and empty values in a server's values are found."""
 
 SHORT_CHARS: Final = 12
 """Shown characters of a node's hash; `fleet cordon` accepts them as a name."""

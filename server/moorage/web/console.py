@@ -48,7 +48,7 @@ from moorage.web.services import Console
 from moorage.web.sign_in import wait_for_issuer
 
 CSRF_HEADER: Final = "x-console-token"
-"""Header without which a request may change nothing; pages of other sites cannot read or set it."""
+"""Header that every change needs; a page of another site cannot read or set it."""
 LOGIN_BYTES_MAX: Final = 8 * 1024
 """Maximum bytes of the body of a login; small, since its sender is not authenticated yet."""
 FAILED_LOGIN_SECONDS: Final = 0.5
