@@ -329,7 +329,11 @@ class Client:
         return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
-        """End your warm leases, in one cluster or everywhere; return their ids."""
+        """End your warm leases, whose released workloads still run; return their ids.
+
+        Args:
+            cluster: Only leases on this cluster; empty: on all clusters.
+        """
         return answers.read_from(
             self.url, answers.read_flush, await self.call({"op": "flush", "cluster": cluster})
         )

@@ -305,7 +305,7 @@ def flush(
     session: CommandSession,
     cluster: Annotated[str, typer.Option(help="Only leases on this cluster")] = "",
 ) -> None:
-    """End your warm leases."""
+    """End your warm leases, whose released workloads still run for the next equal request."""
     flushed = session.run(lambda client: client.flush(cluster))
     if cluster and not flushed:  # If the name is wrong, this call fails with the nearest name.
         session.run(lambda client: client.call({"op": "fleet", "cluster": cluster, "limit": 1}))
