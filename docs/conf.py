@@ -1,4 +1,4 @@
-"""How Sphinx builds the docs: `make docs`."""
+"""Settings with which Sphinx builds the docs; `make docs` runs Sphinx."""
 
 import re
 import sys
@@ -37,12 +37,12 @@ def _fill(_: Sphinx, name: str, content: list[str]) -> None:
 def _quote(
     _app: Sphinx, _kind: str, _name: str, _object: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Have code in docstrings, which are Markdown, read as code."""
+    """Replace `code` in docstrings, which is Markdown, by ``code``, as Sphinx expects."""
     lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines)).split("\n")
 
 
 def setup(app: Sphinx) -> None:
-    """Have pages filled in before they are read, and know the examples of the query language."""
+    """Fill in generated parts of pages, convert docstrings, and show query examples as text."""
     app.connect("source-read", _fill)
     app.connect("autodoc-process-docstring", _quote, priority=400)
     for name in ("query", "filter", "search"):
