@@ -79,7 +79,7 @@ class Holders:
         take: Callable[[], bool],
         given_up: threading.Event | None = None,
     ) -> bool:
-        """Call `take` while the devices of a lease come first in Ray's order.
+        """Call `take` while the devices of a lease are the next that Ray would assign.
 
         Args:
             node: Ray's id of the node.

@@ -484,7 +484,7 @@ async def test_processes_of_a_killed_supervisor_end_with_the_stop(backend, tmp_p
 
 
 def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
-    """Return a command whose processes hold an amount of memory, each or all together."""
+    """Return a command whose processes hold an amount of memory: each alone, or all shared."""
     hold = f"held = bytearray(b'x') * ({mib} << 20)"
     lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
     lines += [

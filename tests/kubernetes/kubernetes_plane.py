@@ -302,7 +302,7 @@ class Plane:
             self._check()
             if time.monotonic() > deadline:
                 raise PlaneError(
-                    f"waited {seconds:g} s in vain until {what}; logs are in {self.logs}"
+                    f"within {seconds:g} s, this did not happen: {what}; logs are in {self.logs}"
                 )
             time.sleep(POLL_SECONDS)  # Another program's state; a watch is no simpler.
         return answer

@@ -41,8 +41,8 @@ class AgentHost:
 
     Args:
         folder: Holds the fencing numbers of the last orders.
-        on_heard: Called when the server confirms a message, with the time when it was sent, by
-            `deadline.now`.
+        on_heard: Called for each message that the server confirms, with the sending time of the
+            message, by `deadline.now`.
         address: Address of this machine for gang members on other machines; empty: the address of
             the connection to the server.
         measure: Measures the machine, in a thread; None: no metrics are sent.
@@ -191,7 +191,7 @@ class AgentHost:
         return task
 
     async def _beat(self, socket: AgentSocket, seconds: float) -> None:
-        """Send a beat every `seconds`, every other one with metrics unless the driver is slow."""
+        """Send a beat every `seconds`. Every second beat has metrics, unless the driver is slow."""
         for number in itertools.count():
             metrics = None
             if number % BEATS_A_MEASUREMENT == 0:
@@ -220,7 +220,7 @@ class AgentHost:
             return None
 
     def _tell(self) -> None:
-        """Send queued news, or drop them without a connection: the server asks for states later."""
+        """Send queued news. Without a connection, drop them: the server asks for states later."""
         if self._socket is None:
             self._news.clear()
         else:

@@ -43,7 +43,7 @@ class AgentLink:
 
     Args:
         on_news: Called with each report that is not the answer to a call.
-        epoch: This server's epoch; each order has it.
+        epoch: This server's epoch, which is sent with each order.
 
     Attributes:
         heard_at: Monotonic time of the last frame.

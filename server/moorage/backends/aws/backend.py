@@ -68,9 +68,9 @@ class AwsBackend(CommonBackend):
 
     Args:
         root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
-        node: Finds the node of a share in the inventory, for its labels.
+        node: Returns the inventory's node for a share of a lease; its labels name place and type.
         poll_seconds: Seconds between two checks of one instance, or of all instances.
-        names: The names that the servers of its database share; None: this server is alone.
+        names: Shares the server's id and regions with later leaders; None: this server is alone.
         profiles: Allowed values of `instance_profile`; None: all.
         groups: Allowed values in `security_groups`; None: all.
     """
@@ -413,7 +413,7 @@ class AwsBackend(CommonBackend):
             return self._pool.submit(work)
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        """Run `work` in a thread to its end; a cancellation sets the event that it gets."""
+        """Run `work` in a thread to its end; a cancellation sets the event passed to `work`."""
         given_up = threading.Event()
         future = asyncio.wrap_future(self._submit(partial(work, given_up)))
         try:

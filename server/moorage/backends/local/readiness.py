@@ -47,7 +47,9 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
 async def answers(
     probe: Readiness, host: str, port: int | None, run: RunCommand, *, proxied: bool = False
 ) -> bool:
-    """Run each configured probe once; a port without path or command must accept a connection.
+    """Return whether a workload passes the command and HTTP checks of its probe, each run once.
+
+    If the probe has neither, the workload's port must accept a connection.
 
     Args:
         probe: The checks to run.

@@ -47,8 +47,10 @@ from moorage.backends.local import supervisor
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Maximum folders of stopped workloads, one per start, that stay for their output; and most damaged
-folders."""
+"""Maximum folders of stopped workloads, one per start, that stay for their output.
+
+The same number of damaged folders may stay.
+"""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest JSON file in bytes; a longer one was not written by Moorage."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})

@@ -37,7 +37,7 @@ NODE_PYTHON: Final = "{python}"
 """Placeholder for a command's program: the Python interpreter of Ray on the node."""
 
 Plan = JsonObject
-"""The plan for one node, as JSON: `driver` starts the actor, `node.host` the workload."""
+"""A plan for one node, as JSON: by it, `driver` starts the actor, and `node.host` the workload."""
 
 
 def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:

@@ -183,7 +183,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until an object of a workload changes, or for a limited time."""
+        """Wait until an object of a workload changes, or until `seconds` have passed."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):

@@ -256,7 +256,7 @@ def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
 
 
 def _probe(readiness: Readiness, port: int | None) -> Document:
-    """Return the Kubernetes probe: its command if it has one, else its path, else its port."""
+    """Return the Kubernetes probe of a readiness check, by its command, else path, else port."""
     at = readiness.port or port
     if readiness.command is not None:
         check: Document = {"exec": {"command": readiness.command}}

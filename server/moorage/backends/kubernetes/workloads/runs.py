@@ -42,7 +42,7 @@ SCHEDULER_SECONDS_MAX: Final = 300.0
 STOP_SECONDS_MAX: Final = 120.0
 """Longest wait of a stop for its pods' end; then the stop fails, and is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
-"""Seconds that a cancelled start waits until its objects are gone; the stop waits longer."""
+"""Seconds that a cancelled start waits until its objects are gone; the next stop waits longer."""
 LOOK_SECONDS: Final = 1.0
 """Seconds without a change after which deadlines and deleted objects are checked."""
 
@@ -295,7 +295,7 @@ class WorkloadRuns:
         return report
 
     async def _list_patiently(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
-        """Wait until a cluster has been read, as long as the start may take."""
+        """Wait until a cluster has been read; the caller limits the time."""
         while True:
             try:
                 await cluster.listed()
