@@ -189,7 +189,7 @@ def test_a_device_that_the_lease_does_not_hold_is_refused(kind: str, where: str,
         },
     ],
 )
-def test_no_other_field_gives_access_to_devices(manifest: dict[str, Any]) -> None:
+def test_a_manifest_that_gives_access_to_devices_is_refused(manifest: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSpecError, match="expected no devices"):
         pod_order(PodResourceSpec(image="a", manifest=manifest))
 

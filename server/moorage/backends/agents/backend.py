@@ -48,7 +48,7 @@ from moorage.model import ClusterId, Lease, NodeId
 from moorage.records.json_values import JsonMapping, JsonValue
 
 CALL_WAIT_SECONDS: Final = 5.0
-"""Seconds that a call about a workload waits for a machine that is away."""
+"""Seconds that a call about a workload waits for its machine's agent to connect."""
 DISCOVER_SECONDS_MAX: Final = 60.0
 """Seconds that a connected agent may take to list the workloads on its machine."""
 RETRY_SECONDS: Final = 2.0
@@ -100,7 +100,7 @@ class AgentMachine:
 
     @property
     def heard_at(self) -> float:
-        """Monotonic time of the agent's last message, at first of this object's creation."""
+        """Monotonic time of the agent's last message, or of this object's creation if none came."""
         return self._made_at if self._latest is None else self._latest.heard_at
 
     @property
@@ -379,7 +379,7 @@ class FleetBackend(CommonBackend):
             loop.call_soon_threadsafe(self._tell_member, machine, report)
 
     def _tell_member(self, machine: Member, report: WorkloadReport) -> None:
-        """Pass on a report; for a member of a gang, join all members' reports into one first."""
+        """Pass on a report; for a member of a gang, only if it changes the gang's state."""
         machines = self._machines_of(report.id)
         if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
             self._tell(report)

@@ -147,8 +147,10 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"the order of a server with epoch {epoch} was not carried out"
-            raise BackendError(f"{reason}: a server with epoch {self._epoch} has led since")
+            raise BackendError(
+                f"the order of a server with epoch {epoch} was not carried out: a server with epoch"
+                f" {self._epoch} has led since"
+            )
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
@@ -163,8 +165,10 @@ class AgentHost:
         """Start a workload, or wait for a start that is under way."""
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
-            reason = f"the order for {name} with fencing number {order.fencing} is outdated"
-            raise BackendError(f"{reason}: an order with number {known} came before")
+            raise BackendError(
+                f"the order for {name} with fencing number {order.fencing} is outdated: an order"
+                f" with number {known} came before"
+            )
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing

@@ -195,9 +195,11 @@ class AwsBackend(CommonBackend):
             lines = await finish(self._undone(order.id, seen))
             output = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
-                reason = f"it was not ready within {order.timeout_seconds:g} s"
                 where = f" ({seen[-1].title})" if seen else ""
-                raise TimeoutError(f"{reason}{where}{': ' if output else ''}{output}") from None
+                output = f": {output}" if output else ""
+                raise TimeoutError(
+                    f"it was not ready within {order.timeout_seconds:g} s{where}{output}"
+                ) from None
             raise
 
     async def _launch_and_wait(
@@ -283,8 +285,8 @@ class AwsBackend(CommonBackend):
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
         """Terminate the instances of a failed start; return the last lines of their console.
 
-        Once AWS has accepted the order, the end of the instance is certain. This function does not
-        wait for that end, since large machines take minutes.
+        Once AWS has accepted the termination, the end of the instance is certain. This function
+        does not wait for that end, since large machines take minutes.
         """
         lines: tuple[str, ...] = ()
         try:

@@ -46,7 +46,10 @@ _IMAGE_GPU: Final = (
     ),
     "/dev/sda1",
 )
-"""Amazon Linux 2023, and AWS's Ubuntu with NVIDIA's open driver; AWS finds the newest versions."""
+"""Image and root device by default: Amazon Linux 2023, or with GPUs Ubuntu with NVIDIA's driver.
+
+AWS finds the newest version of each image.
+"""
 _NO_OPEN_DRIVER: Final = frozenset({"V100", "K80", "M60"})
 """GPU models that NVIDIA's open driver does not support."""
 

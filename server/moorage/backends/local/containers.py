@@ -109,9 +109,9 @@ class Containers(LocalWorkloads):
     def refuse(self, spec: ContainerResourceSpec) -> None:
         for outside, _, _ in mounts(spec):
             if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
-                reason = f"mount: {outside} would give access to the data folder of this server"
                 raise UnsupportedSpecError(
-                    f"{reason}: expected a folder outside the server's data folder"
+                    f"mount: {outside} would give access to the data folder of this server:"
+                    " expected a folder outside the server's data folder"
                 )
         probe_port(spec)
         find_socket()

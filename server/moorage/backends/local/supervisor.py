@@ -61,7 +61,7 @@ OUTPUT_SECONDS_MAX = 1.0
 OUTPUT_TRIES_MAX = 60
 """Maximum waits of `OUTPUT_SECONDS_MAX` while the pipe has data, as on a busy machine."""
 UNHEARD = "its machine had not heard the server for too long"
-"""The message for a workload that ended because its agent had no contact to the server."""
+"""The message about a workload's end if its agent had no contact to the server for too long."""
 UNHEARD_STOP_SECONDS_MAX = 5.0
 """Longest time from SIGTERM to SIGKILL after lost contact, whatever the spec allows."""
 KILL_SECONDS_MAX = 10.0

@@ -252,8 +252,10 @@ class WorkloadStore:
                     # Open the folder by its descriptor, since a stop may have moved it meanwhile.
                     there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
                     if order.get("workdir") or not there:
-                        reason = "the workload did not run in a folder of its own, but in a"
-                        raise UnsupportedSpecError(f"{reason} container or in its `workdir`")
+                        raise UnsupportedSpecError(
+                            "the workload did not run in a folder of its own, but in a container or"
+                            " in its `workdir`"
+                        )
                     return os.open("work", _FOLDER, dir_fd=opened)
                 finally:
                     os.close(opened)

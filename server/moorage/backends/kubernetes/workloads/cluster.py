@@ -344,8 +344,10 @@ class ClusterWorkloads:
                     *(self._delete(workload, each, body, trouble) for each, body in bodies.items())
                 )
         except (RefusedError, TimeoutError) as error:
-            said = f"the Kubernetes cluster {self.cluster_id} did not delete {workload}"
-            raise BackendError(f"{said}: {str(error) or trouble[-1:]}") from error
+            raise BackendError(
+                f"the Kubernetes cluster {self.cluster_id} did not delete {workload}:"
+                f" {str(error) or trouble[-1:]}"
+            ) from error
         return True
 
     def _paths(self, workload: str) -> Iterator[str]:

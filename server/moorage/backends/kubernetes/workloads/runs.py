@@ -193,8 +193,10 @@ class WorkloadRuns:
         address = self._addresses.get(cluster_id)
         if address is None:
             known = ", ".join(self._addresses) or "none"
-            reason = f"{cluster_id} is not a Kubernetes cluster that this server knows"
-            raise UnsupportedSpecError(f"{reason}: its setting kubernetes_clusters has {known}")
+            raise UnsupportedSpecError(
+                f"{cluster_id} is not a Kubernetes cluster that this server knows: its setting"
+                f" kubernetes_clusters has {known}"
+            )
         async with self._opening:
             if cluster_id not in self._clusters:
                 try:
@@ -221,8 +223,9 @@ class WorkloadRuns:
                 "the backend kubernetes starts a workload in one cluster, not in several"
             )
         if not self._addresses:
-            reason = "this server follows no Kubernetes cluster"
-            raise UnsupportedSpecError(f"{reason}: see its setting kubernetes_clusters")
+            raise UnsupportedSpecError(
+                "this server follows no Kubernetes cluster: see its setting kubernetes_clusters"
+            )
         cluster_id = clusters.pop() if clusters else next(iter(self._addresses))
         trouble: list[str] = []
         cluster = await self._open_cluster(cluster_id)
@@ -387,9 +390,9 @@ class WorkloadRuns:
             given = [each.devices for each in cluster.claims(order.id) if each.devices]
             if given and names not in given:
                 held = "; ".join(", ".join(map("/".join, each)) for each in given)
-                reason = f"Kubernetes gave {order.id} the devices {held}"
                 raise BackendError(
-                    f"{reason} instead of those of its lease: two devices have the same uuid"
+                    f"Kubernetes gave {order.id} the devices {held} instead of those of its lease:"
+                    " two devices have the same uuid"
                 )
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
