@@ -38,8 +38,7 @@ _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
-"""Events that mean that a container may have ended; a container that is removed at once may lack
-`die`."""
+"""Events after which a container may have ended; one that is removed at once may send no `die`."""
 
 
 CONNECT_SECONDS_MAX: Final = 0.5
