@@ -168,7 +168,7 @@ class Holders:
 
 
 def _users(node: str) -> set[tuple[str, str]]:
-    """Return which devices of a node its workers have, and the ids of these workers' actors."""
+    """Return the devices that a node's workers have, and the ids of these workers' actors."""
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # No public API.
 
     try:

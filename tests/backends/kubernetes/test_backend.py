@@ -71,7 +71,7 @@ class World:
         self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
-        """Open another backend over the backend's folder, as after a crash of the daemon."""
+        """Open a new backend on the folder of the old one, as after a crash of the daemon."""
         await self.backend.close()
         self._open()
 

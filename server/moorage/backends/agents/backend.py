@@ -1,7 +1,7 @@
 """`FleetBackend`: the server's own machine and the machines of agents, as one backend `local`.
 
 A workload whose lease is placed on the node of an agent runs there; all others run here. The daemon
-attaches agents. Orders for a machine that is away wait until the machine reports again, counts as
+attaches agents. Orders for a machine without a connection wait until it reports again, counts as
 lost, or is removed by an operator: see each method of `AgentMachine`.
 """
 
@@ -158,7 +158,7 @@ class AgentMachine:
             self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
-        """Send an order and return its result; wait `CALL_WAIT_SECONDS` for a machine that is away.
+        """Send an order and return its result; wait `CALL_WAIT_SECONDS` for a connection first.
 
         Args:
             order: The order.
@@ -166,7 +166,7 @@ class AgentMachine:
             again: Whether to send the order again if the connection breaks before the result.
 
         Raises:
-            BackendError: The machine is away, or the `Backend` method of the order raised it.
+            BackendError: No agent is connected, or the `Backend` method of the order raised it.
         """
         end = time.monotonic() + CALL_WAIT_SECONDS
         while True:

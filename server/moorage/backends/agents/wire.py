@@ -197,7 +197,7 @@ class AgentFarewell(_Frame):
     """The server's answer that refuses an agent.
 
     Args:
-        final: Whether another try is useless.
+        final: Whether the server will refuse every later attempt, too.
     """
 
     reason: str
@@ -386,7 +386,7 @@ def cut_to_bounds(value: T) -> T:
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -> T:
-    """Decode a frame or value from the other side.
+    """Decode a frame or value from the other end of the connection.
 
     Raises:
         msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too

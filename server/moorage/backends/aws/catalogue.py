@@ -1,4 +1,4 @@
-"""Instance types with their sizes and prices: a list in this package, and newer ones per region.
+"""Instance types with their sizes and prices: a list in this package, and newer lists by region.
 
 Prices are on demand, for Linux, as of the day in the list. The shipped list has the prices of
 us-east-1; for other regions, only its sizes are valid. `refresh` asks AWS for the list of a region
