@@ -127,7 +127,7 @@ async def test_an_agent_and_its_successor_refuse_an_order_with_a_smaller_fencing
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
 
 
-async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
+async def test_an_agent_refuses_orders_of_a_replaced_server(world: World) -> None:
     await world.fleet.start(order("a", fencing=3))
     deposed = world.link
     assert deposed is not None

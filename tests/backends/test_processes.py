@@ -201,7 +201,7 @@ async def test_a_lease_with_too_many_processors_is_refused(backend):
     ],
 )
 async def test_a_system_error_fails_only_its_workload(backend, spec, reason):
-    """The daemon would end at an unknown error, and start the lease again."""
+    """An unknown error would end the daemon, and the next daemon would start the lease again."""
     with pytest.raises(BackendError, match=reason):
         await backend.start(Order("a", spec))
     assert list(await backend.discover()) == []

@@ -332,7 +332,7 @@ class Plane:
             if child.poll() is not None and child.returncode != -signal.SIGKILL:
                 text = (self.logs / f"{name}.log").read_text(errors="replace")
                 last = "\n".join(text.splitlines()[-10:])
-                raise PlaneError(f"{name} ended with {child.returncode}:\n{last}")
+                raise PlaneError(f"{name} ended with exit code {child.returncode}:\n{last}")
 
     def _client(self, user: str) -> httpx.Client:
         if user not in self._clients:

@@ -19,7 +19,7 @@ else:  # Slow to import, and few probes need it.
 HANG_UP_SECONDS: Final = 0.2
 """Seconds within which a proxy without a server behind it closes a connection."""
 STILL_SECONDS_MAX: Final = 10.0
-"""Longest check in seconds whether a workload is still ready, whatever its probe allows."""
+"""Longest time in seconds of a call of `still`, whatever times the probe sets."""
 _FAILED_FROM: Final = 400
 """The lowest HTTP status that counts as not ready."""
 
