@@ -156,7 +156,7 @@ def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
     types = [replace(each, usd_per_hour=prices.get(each.name)) for each in _types(calls, region)]
     if not types or not prices:
         what = "instance types" if not types else "prices"
-        raise BackendError(f"AWS listed no {what} for {region}; the catalogue is unchanged")
+        raise BackendError(f"AWS listed no {what} of {region}; the catalogue is unchanged")
     types.sort(key=lambda each: each.name)
     today = datetime.now(UTC).date().isoformat()
     source = "EC2 DescribeInstanceTypes and AWS Price List"
