@@ -60,7 +60,7 @@ class RayCluster:
     @classmethod
     @contextlib.contextmanager
     def shared(cls) -> Iterator[Self]:
-        """Use the cluster of this kind until the block ends; there is one at a time."""
+        """Use the cluster of this class until the block ends; end that of another class first."""
         if type(RayCluster._shared) is not cls:
             RayCluster.end_shared()
             RayCluster._shared = cls()
@@ -137,7 +137,7 @@ class RayCluster:
         )
 
     def kill(self, number: int, *, noticed: bool = True) -> None:
-        """Kill a node with all its processes."""
+        """Kill a node with all its processes; with `noticed`, wait until Ray has noticed that."""
         host = self.hosts.pop(number)
         self.cluster.remove_node(host, allow_graceful=False)
         if noticed:

@@ -79,7 +79,7 @@ class Holders:
         take: Callable[[], bool],
         given_up: threading.Event | None = None,
     ) -> bool:
-        """Call `take` while the devices of a lease come first in Ray's order.
+        """Call `take` while the devices of a lease are the next that Ray would assign.
 
         Args:
             node: Ray's id of the node.
@@ -168,7 +168,7 @@ class Holders:
 
 
 def _users(node: str) -> set[tuple[str, str]]:
-    """Return which devices of a node its workers have, and the ids of these workers' actors."""
+    """Return the devices that a node's workers have, and the ids of these workers' actors."""
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # No public API.
 
     try:

@@ -3,7 +3,6 @@
 The proxy passes calls on, and adds what moto lacks: client tokens that return the same instance
 twice, errors as AWS documents them, slow status checks, instances that end by themselves, and
 commands, which run on this machine. The tag `bench` of an instance says what the instance does.
-tag `bench`.
 """
 
 import asyncio
@@ -153,7 +152,7 @@ class AwsWorld:
         times: int = 1_000_000,
         lost: bool = False,
     ) -> None:
-        """Refuse calls of AWS; with `lost`, carry the calls out and replace their answers.
+        """Answer calls of an action with an error; with `lost`, carry out the calls nevertheless.
 
         A message that starts with `<` is the whole answer.
         """

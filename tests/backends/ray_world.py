@@ -105,7 +105,7 @@ def ray_world(ray_clusters: None) -> Iterator[RayWorld]:
 
 
 def share(world: RayWorld, number: int, *gpus: str, milli: int = GPU_MILLI, **held: int) -> Share:
-    """Return some GPUs of a node."""
+    """Return a share of a lease: some GPUs of a node."""
     return Share(ClusterId("ray"), NodeId(world.node(number)), gpus, milli, **held)
 
 

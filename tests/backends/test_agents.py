@@ -64,7 +64,7 @@ class World:
         self.link: AgentLink | None = None
         self.port = 0
         self.epoch = 1
-        """The server's clock."""
+        """The server's epoch, which is sent with each order."""
 
     async def take(self, connection: ServerConnection) -> None:
         link = self.link = AgentLink(
@@ -127,7 +127,7 @@ async def test_an_agent_and_its_successor_refuse_an_order_with_a_smaller_fencing
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
 
 
-async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
+async def test_an_agent_refuses_orders_of_a_replaced_server(world: World) -> None:
     await world.fleet.start(order("a", fencing=3))
     deposed = world.link
     assert deposed is not None
@@ -242,7 +242,7 @@ async def test_workloads_without_a_lease_are_stopped_when_the_agent_connects(wor
     living.cancel()
 
 
-async def test_errors_of_a_lost_machine_say_since_when(world: World) -> None:
+async def test_errors_about_a_lost_machine_say_since_when_it_is_lost(world: World) -> None:
     assert world.link is not None
     world.link.abort()
     await until(lambda: world.machine.link is None)
@@ -338,7 +338,7 @@ async def test_a_gang_counts_as_lost_until_all_its_machines_are_heard_again(worl
     assert len(reports) == 3
 
 
-async def test_a_gang_ends_although_a_member_is_reported_ready_after_the_end_of_the_gang(
+async def test_a_gang_ends_although_an_ended_member_is_reported_ready_late(
     world: World,
 ) -> None:
     other = world.fleet.machine((PLACE[0], NodeId("n2")))
@@ -366,7 +366,7 @@ async def test_an_agent_cannot_report_on_a_workload_that_moved(world: World) -> 
 @pytest.mark.parametrize(
     "value", [WorkloadReport("a", Phase.FAILED), Log("", 0), CommandExecution(1, "")]
 )
-def test_the_exit_code_of_an_agent_is_bounded(value: Any, code: int, bounded: int) -> None:
+def test_exit_codes_from_agents_are_cut_to_32_bits(value: Any, code: int, bounded: int) -> None:
     raw = msgspec.Raw(wire.encode(dataclasses.replace(value, exit_code=code)))
     assert backend._value(raw, type(value)).exit_code == bounded
 
@@ -391,7 +391,7 @@ def test_the_limit_of_silence_stays_until_the_server_has_agreed_to_a_longer_limi
     assert not file.exists()
 
 
-async def test_a_gang_found_after_a_restart_survives_another_stop(
+async def test_a_gang_found_after_a_restart_survives_a_second_stop_of_the_server(
     world: World,
 ) -> None:
     away = NodeId("n2")

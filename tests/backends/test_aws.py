@@ -515,7 +515,7 @@ async def test_a_name_can_be_started_again_during_a_search_for_leftovers(aws, ba
     assert await backend.status("a") == ready
 
 
-async def test_a_reset_replaces_the_instance(aws, backend):
+async def test_a_reset_by_the_resource_engine_replaces_the_instance(aws, backend):
     engine = ResourceEngine({"aws": BackendRunner(backend)})
     await engine.acquire("a", SMALL, backend="aws")
     (before,) = aws.instances()

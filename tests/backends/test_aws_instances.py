@@ -32,7 +32,7 @@ READY = [*BASE["Tags"], {"Key": "moorage:ready", "Value": "true"}]
         ("terminated", "Client.VolumeLimitExceeded", Phase.FAILED, "terminated: too many"),
     ],
 )
-def test_states_and_reasons_become_phases(state, reason, phase, said):
+def test_states_and_end_reasons_of_instances_become_phases(state, reason, phase, said):
     document = {**BASE, "State": {"Name": state}}
     if reason:
         document["StateReason"] = {"Code": reason, "Message": "too many volumes"}
@@ -43,7 +43,7 @@ def test_states_and_reasons_become_phases(state, reason, phase, said):
     assert workload.endpoint == ""
 
 
-def test_a_ready_instance_has_an_endpoint_preferably_public():
+def test_the_endpoint_of_a_ready_instance_is_public_if_possible():
     document = {**BASE, "State": {"Name": "running"}, "Tags": READY}
     (private,) = parse({"Instances": [document]}, "us-east-1")
     assert private.as_workload().endpoint == "10.0.0.7"

@@ -112,7 +112,7 @@ def test_an_impossible_spec_is_refused_before_a_lease(tmp_path, monkeypatch, fie
         ("tcp://elsewhere:2375", "DOCKER_HOST is tcp://elsewhere:2375"),
     ],
 )
-def test_without_a_container_engine_containers_are_refused_plainly(
+def test_without_a_container_engine_a_refusal_of_containers_has_the_reason(
     tmp_path, monkeypatch, host, reason
 ):
     monkeypatch.setenv("DOCKER_HOST", host)

@@ -48,7 +48,7 @@ def test_a_container_with_a_new_host_name_keeps_its_node(tmp_path, set_hostname)
 def test_the_machine_id_is_used_only_without_a_stored_node(
     tmp_path, set_hostname, monkeypatch, remembers
 ):
-    """Copies of one disk, as containers of one image, share their machine id."""
+    """Copies of one disk share their machine id, and so do containers of one image."""
     file = tmp_path / "machine-id"
     file.write_text("0123456789abcdef0123456789abcdef\n")
     monkeypatch.setattr(machine, "_MACHINE_ID", file)

@@ -201,7 +201,7 @@ async def test_a_lease_with_too_many_processors_is_refused(backend):
     ],
 )
 async def test_a_system_error_fails_only_its_workload(backend, spec, reason):
-    """The daemon would end at an unknown error, and start the lease again."""
+    """An unknown error would end the daemon, and the next daemon would start the lease again."""
     with pytest.raises(BackendError, match=reason):
         await backend.start(Order("a", spec))
     assert list(await backend.discover()) == []
@@ -484,7 +484,7 @@ async def test_processes_of_a_killed_supervisor_end_with_the_stop(backend, tmp_p
 
 
 def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
-    """Return a command whose processes hold an amount of memory, each or all together."""
+    """Return a command whose processes hold an amount of memory: each alone, or all shared."""
     hold = f"held = bytearray(b'x') * ({mib} << 20)"
     lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
     lines += [

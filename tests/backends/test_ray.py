@@ -159,7 +159,7 @@ async def test_the_endpoint_names_the_users_actor_for_calls(backend, ray_world):
     assert (done.exit_code, done.output) == (0, "a x\n")
 
 
-async def test_an_actor_that_cannot_be_created_has_the_reason(backend, ray_world):
+async def test_the_error_says_why_an_actor_cannot_be_created(backend, ray_world):
     fails = {"fail": "no weights"}
     spec = RayActorResourceSpec(actor_cls_path="moorage_ray_classes.Counter", init_kwargs=fails)
     with pytest.raises(BackendError, match="ValueError: no weights: counts from 0"):

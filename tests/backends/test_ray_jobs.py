@@ -90,7 +90,7 @@ async def test_tasks_of_a_job_get_the_gpus_of_its_lease_and_not_those_that_ray_w
     await until_free(backend, node, 4)
 
 
-async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, ray_world):
+async def test_a_job_on_two_nodes_runs_one_command_with_devices_of_both(backend, ray_world):
     both = (share(ray_world, 1, "1", cpu_milli=1000), share(ray_world, 0, "2", cpu_milli=1000))
     await backend.start(Order("g", job(2, "ends"), both))
     assert len(ray_world.actors()) == 1
@@ -157,7 +157,7 @@ async def test_a_killed_actor_leaves_nothing_of_its_job(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_without_its_gpu_leaves_no_placement_group(backend, ray_world):
+async def test_a_job_that_does_not_get_its_gpu_leaves_no_placement_group(backend, ray_world):
     stranger = await ray_world.stranger(0)
     try:
         whole = share(ray_world, 0, "0", "1", "2", "3")

@@ -98,7 +98,7 @@ async def test_starts_that_wait_for_ray_delay_no_other_calls_of_the_backend(back
     assert ray_world.workloads() == set()
 
 
-async def test_starts_cancelled_at_once_leave_nothing_behind(backend, ray_world):
+async def test_starts_cancelled_immediately_leave_nothing_behind(backend, ray_world):
     starts = [asyncio.create_task(backend.start(Order(f"w{n}", FOREVER))) for n in range(20)]
     await asyncio.sleep(0)  # The starts have begun.
     for start in starts:

@@ -95,7 +95,7 @@ async def test_after_a_restart_of_the_ray_cluster_workloads_have_failed_and_new_
     await backend.close()
 
 
-async def test_a_server_that_starts_after_a_restart_of_the_ray_cluster_names_the_node(
+async def test_after_a_restart_of_the_ray_cluster_a_new_server_names_the_lost_node(
     restartable, tmp_path
 ):
     before = RayBackend(tmp_path, restartable.address)

@@ -1,9 +1,9 @@
 """The programs of a Kubernetes control plane, built once per machine from `tools/*/go.mod`.
 
-The fixtures build missing ones; `python tests/kubernetes/kubernetes_binaries.py` builds all early.
-A program in the folder that `KUBEBUILDER_ASSETS` names is taken as it is. All others are built
-with Go into `$XDG_CACHE_HOME/moorage-tests`: some six minutes and 0.3 GB of downloads on two
-cores, once; Go's own caches make the next build one of seconds.
+The fixtures build missing programs; `python tests/kubernetes/kubernetes_binaries.py` builds all of
+them before the tests. A program in the folder that `KUBEBUILDER_ASSETS` names is taken as it is.
+All others are built with Go into `$XDG_CACHE_HOME/moorage-tests`. The first build downloads 0.3 GB
+and takes some six minutes on two cores; with Go's own caches, the next build takes seconds.
 """
 
 import fcntl

@@ -55,7 +55,7 @@ def node(
 def gpu(
     index: int, uuid: str, *, product: str = A100, memory: str = "80Gi", **attributes: Any
 ) -> dict[str, Any]:
-    """Return a whole device for `resource_slice`; texts and integers are further attributes."""
+    """Return a whole GPU for `resource_slice`; `attributes` are texts or integers."""
     known: dict[str, Any] = {
         "type": "gpu",
         "uuid": uuid,
@@ -71,7 +71,7 @@ def gpu(
 
 
 def mig(parent: int, number: int, uuid: str, *, profile: str = "1g.10gb") -> dict[str, Any]:
-    """Return an instance of a device for `resource_slice`."""
+    """Return a MIG instance of the GPU with the number `parent`, for `resource_slice`."""
     known = {
         "type": "mig",
         "uuid": uuid,
@@ -118,7 +118,7 @@ def resource_slice(
 
 
 def device_class(driver: str = DRIVER) -> dict[str, Any]:
-    """Return the device class that claims name, for all devices of a driver."""
+    """Return a driver's DeviceClass, by whose name claims request devices of the driver."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",

@@ -302,7 +302,7 @@ class Plane:
             self._check()
             if time.monotonic() > deadline:
                 raise PlaneError(
-                    f"waited {seconds:g} s in vain until {what}; logs are in {self.logs}"
+                    f"within {seconds:g} s, this did not happen: {what}; logs are in {self.logs}"
                 )
             time.sleep(POLL_SECONDS)  # Another program's state; a watch is no simpler.
         return answer
@@ -332,7 +332,7 @@ class Plane:
             if child.poll() is not None and child.returncode != -signal.SIGKILL:
                 text = (self.logs / f"{name}.log").read_text(errors="replace")
                 last = "\n".join(text.splitlines()[-10:])
-                raise PlaneError(f"{name} ended with {child.returncode}:\n{last}")
+                raise PlaneError(f"{name} ended with exit code {child.returncode}:\n{last}")
 
     def _client(self, user: str) -> httpx.Client:
         if user not in self._clients:

@@ -54,7 +54,7 @@ class Wire:
         self._loses = True
 
     def find(self) -> None:
-        """Pass on the traffic of new connections."""
+        """Pass on the traffic of new connections again, after `lose`."""
         self._loses = False
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

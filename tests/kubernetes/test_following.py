@@ -1,4 +1,4 @@
-"""Tests of a daemon that follows a Kubernetes: inventory, unknown states, forbidden grants."""
+"""Tests of a daemon that follows a Kubernetes cluster: inventory, silent clusters, no grants."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -213,7 +213,7 @@ def test_settings_in_the_values_of_the_chart_are_read_as_they_are_written(
     assert {name: getattr(config, name) for name in given} == given
 
 
-def test_tls_of_the_chart_reaches_daemon_and_probes_and_scraper(offline: Helm) -> None:
+def test_the_tls_values_of_the_chart_apply_to_daemon_probes_and_scraper(offline: Helm) -> None:
     manifests = offline.template(*TLS, *ALL)
     daemon = container(manifests)
     given = {each["name"]: each.get("value", "") for each in daemon["env"]}
@@ -264,7 +264,7 @@ def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
         ("postgresql://[fd00::1]/m", {443, 6443, 5432}),
     ],
 )
-def test_the_network_policy_lets_the_database_out(
+def test_the_network_policy_allows_connections_to_the_database(
     offline: Helm, storage: str, ports: set[int]
 ) -> None:
     two = "replicas=2,persistence.enabled=false,insecurePlaintext=true"

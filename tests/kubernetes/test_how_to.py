@@ -23,7 +23,7 @@ SERVE = "moored serve"
 
 
 def typed_blocks() -> list[str]:
-    """Return the commands that the page has its reader type, block by block."""
+    """Return the commands that a reader of the page types, block by block."""
     return re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

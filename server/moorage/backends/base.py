@@ -317,8 +317,8 @@ class FileSource(Protocol):
 
         Raises:
             UnknownFileError: The folder has no such file, or the path would leave the folder.
-            UnsupportedSpecError: This workload has no folder of its own. UnknownWorkloadError: No
-                workload has this name.
+            UnsupportedSpecError: This workload has no folder of its own.
+            UnknownWorkloadError: No workload has this name.
         """
 
 

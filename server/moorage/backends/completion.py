@@ -30,6 +30,6 @@ async def finish(work: Awaitable[_T]) -> _T:
 
 
 def stop_bound(error: BaseException) -> float | None:
-    """Return the `stop_seconds_max` that `task.cancel` gave a start, or None."""
+    """Return the `stop_seconds_max` that `task.cancel` passed with a cancellation, or None."""
     bound = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else None
     return float(bound) if isinstance(bound, int | float) else None

@@ -51,8 +51,8 @@ class Surroundings:
         clusters: Returns the inventory as it is now.
         alone: Whether the server has no tokens, so that every caller is the operator.
         lease: Returns the lease that has, or last had, the workload of this name.
-        names: The names that all servers of the database share, so that a new leader finds the
-            workloads of the former one; None: there is only one server.
+        names: Shares names, such as a server's id, with all servers of the database, so that a new
+            leader finds the former leader's workloads; None: there is only one server.
     """
 
     data_dir: Path
@@ -94,7 +94,7 @@ class Examination:
     Args:
         data_dir: The server's data folder.
         wanted: Whether the setting `backends` lists the kind.
-        advice: Text to end findings about the data folder with.
+        advice: Text that ends each finding about the data folder.
         settings: The kind's settings on this server; None: unknown.
     """
 

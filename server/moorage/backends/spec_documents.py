@@ -27,7 +27,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
 _NUMBERS: Final[dict[tuple[type, Any], int]] = {}
 """The numbers of values in the keys of pools, by class and value."""
 _UNUSED: Final = itertools.count(-1, -1)
-"""The numbers that no value has; an `id` is never negative."""
+"""Negative numbers for the next values of `_NUMBERS`; an `id` is never negative."""
 
 
 def spec_from_document(
@@ -123,7 +123,7 @@ def _name(kind: type) -> str:
 
 
 def _number(value: Any) -> int:
-    """Return a number that only equal values share; of values without a hash, each has its own."""
+    """Return a number that only equal values share; each value without a hash gets its own."""
     kind: Any = type(value)
     if kind.__eq__ is not object.__eq__:
         with contextlib.suppress(TypeError):  # The value has no hash.

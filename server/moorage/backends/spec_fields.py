@@ -12,8 +12,10 @@ CPUS_MAX: Final = 65_536
 START_SECONDS_MAX: Final = 86_400.0
 """Longest time in seconds until a workload must be ready, in a spec."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest seconds from SIGTERM to SIGKILL in a spec; for as long, a workload may outlive its
-lease."""
+"""Longest time in seconds from SIGTERM to SIGKILL in a spec.
+
+A workload may outlive its lease by this time.
+"""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60

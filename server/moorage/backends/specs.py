@@ -7,7 +7,8 @@ own `specs` modules.
     SpecError    (a ValueError) a field of a spec is wrong; the error names the field and the
     expected value
 
-Source: docs/reference/resource-engine.md, "Specs", with the fields and defaults of the first four.
+The fields of the specs of containers, models and environments are documented in
+docs/reference/resource-engine.md, "Specs".
 """
 
 import functools

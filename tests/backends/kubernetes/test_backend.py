@@ -71,7 +71,7 @@ class World:
         self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
-        """Open another backend over the backend's folder, as after a crash of the daemon."""
+        """Open a new backend on the folder of the old one, as after a crash of the daemon."""
         await self.backend.close()
         self._open()
 
@@ -120,7 +120,7 @@ async def test_a_pod_gets_the_devices_of_its_lease_in_the_order_of_the_lease(wor
     assert world.plane.all("ResourceClaim") == []
 
 
-async def test_a_pod_requests_the_number_of_leased_gpus_on_counted_nodes(world):
+async def test_on_nodes_that_only_count_gpus_a_pod_requests_their_number(world):
     world.plane.create(node("n1", gpus=4), node("n2", gpus=4))
     await world.backend.start(on(simulated_spec(), share("n2", "0", "2")))
     (made,) = world.pods()
@@ -245,7 +245,7 @@ async def test_a_job_is_created_and_ends_with_its_pod(world):
         ),
     ],
 )
-async def test_the_kubernetes_backend_makes_pods_of_specs_for_the_local_backend(world, spec, said):
+async def test_the_kubernetes_backend_makes_pods_from_specs_of_the_local_backend(world, spec, said):
     world.plane.create(*dra_node("n1"))
     order = on(spec, share("n1", "GPU-n1-0", "GPU-n1-1"))
     ready = await world.backend.start(order)
@@ -447,7 +447,7 @@ async def test_the_error_names_a_missing_node(world):
     assert world.pods() == []
 
 
-async def test_the_reason_names_a_deleted_claim_after_a_while(world, monkeypatch):
+async def test_the_error_of_a_start_says_that_the_claim_was_deleted(world, monkeypatch):
     """Kubernetes may report nothing about a pod that waits."""
     monkeypatch.setattr(runs, "SILENCE_SECONDS_MAX", 5.0)
     world.plane.create(*dra_node("n1"))

@@ -97,7 +97,7 @@ def test_published_devices_have_an_identity_and_replace_counted_devices() -> Non
     ]
 
 
-def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
+def test_mig_instances_are_exclusive_and_name_their_parent() -> None:
     (found,) = published_devices(resource_slice("n1", [mig(0, 0, "MIG-1")]))
     assert found["exclusive"]
     assert found["modelName"] == "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
@@ -113,7 +113,7 @@ def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     assert [each["id"] for each in found] == ["GPU-0"]
 
 
-def test_devices_of_a_pool_count_once_all_of_the_pools_newest_slices_exist() -> None:
+def test_devices_of_a_pool_count_only_if_all_its_newest_slices_exist() -> None:
     old = resource_slice("n1", [gpu(0, "GPU-0")])
     one = resource_slice("n1", [gpu(1, "GPU-1")], name="a", generation=2, slices=2)
     two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)
@@ -151,7 +151,7 @@ def test_devices_of_other_pods_count_as_taken_and_devices_of_our_own_pods_do_not
     assert (offered["vcpus"]["count"], offered["memory"]) == (6.5, 13 * GIB)
 
 
-def test_counted_use_of_other_pods_takes_unleased_devices() -> None:
+def test_counted_gpus_of_other_pods_are_not_those_of_our_own_pods() -> None:
     own = pod("own", gpus=1, labels=OURS)
     own["metadata"]["annotations"] = {GPUS_ANNOTATION: "3"}
     pods = [bound(own), bound(pod("theirs", gpus=2))]
@@ -174,7 +174,7 @@ def test_a_pod_without_resources_has_no_record(node_name: str, phase: str) -> No
     assert bound(pod("p1"), node_name, phase) is None
 
 
-def test_a_pod_counts_with_the_largest_request_of_its_start_and_its_run() -> None:
+def test_a_pod_counts_with_its_largest_request_during_start_or_run() -> None:
     made = pod("p1", cpu="1", memory="1Gi")
 
     def starting(cpu: str, **more: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_gpus_that_other_pods_use_are_counted_on_unleased_devices_first() -> Non
     assert sorted(used(3, ("3", "2"))) == ["0", "1", "3"]  # More than are free: that is drift.
 
 
-def test_the_catalog_accepts_the_document() -> None:
+def test_the_catalog_accepts_the_document_of_a_cluster() -> None:
     taint = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
     labels = {"topology.kubernetes.io/region": "eu-west-1"}
     nodes = [

@@ -56,7 +56,7 @@ def test_each_kind_of_drift_is_found(machines: dict[str, Any], kinds: list[str])
     assert {(each.lease, each.tenant, each.node) for each in found} <= {("l1", "ann", "n1")}
 
 
-def test_a_finding_names_the_node_the_device_and_why() -> None:
+def test_a_finding_of_drift_names_the_node_and_the_cause() -> None:
     (found,) = drifts([lease()], "c1", {"n1": machine(("a",))})
     assert found.detail == "node n1 no longer has GPU b"
     (found,) = drifts([lease()], "c1", {"n1": machine(unavailable="cordoned")})

@@ -166,7 +166,7 @@ class Load:
             await self.stopped(order.id)
 
     async def stopped(self, name: str) -> None:
-        """Stop a workload until the stop succeeds, as the daemon does."""
+        """Try to stop a workload until a stop succeeds, as the daemon does."""
         while True:
             try:
                 await self.backend.stop(name)
@@ -210,7 +210,7 @@ async def gate(nodes: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
 
 
 async def first_of(*tasks: Awaitable[None]) -> None:
-    """Wait until one of the tasks ends, which a worker does only by an error."""
+    """Wait until one of the tasks ends, and raise its error if it has one."""
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(each) for each in tasks], return_when=asyncio.FIRST_COMPLETED
     )

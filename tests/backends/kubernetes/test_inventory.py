@@ -59,7 +59,7 @@ def used(nodes: dict[str, Any], name: str) -> dict[str, Any]:
     return nodes[name].get("used", {})
 
 
-async def test_existing_nodes_are_listed(fresh_plane: Plane) -> None:
+async def test_the_inventory_lists_existing_nodes(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 2), node("n2", gpus=4), node("n3"))
     plane.create(pod("theirs", gpus=3, node_name="n2", cpu="2"))
@@ -76,7 +76,7 @@ async def test_existing_nodes_are_listed(fresh_plane: Plane) -> None:
         assert [(each.error, each.lists) for each in inventory.health()] == [("", 1)] * 4
 
 
-async def test_every_change_is_followed(fresh_plane: Plane) -> None:
+async def test_the_inventory_follows_every_change_of_the_cluster(fresh_plane: Plane) -> None:
     plane = fresh_plane
     async with following(plane.kubeconfig()) as inventory:
         assert inventory.document()["nodes"]["count"] == 0
@@ -267,7 +267,7 @@ async def test_the_error_names_missing_permissions_of_the_account(fresh_plane: P
     plane.delete("ClusterRole", "reads")
 
 
-async def test_an_expired_token_is_read_again(fresh_plane: Plane, tmp_path: Path) -> None:
+async def test_a_connection_replaces_an_expired_token(fresh_plane: Plane, tmp_path: Path) -> None:
     config = yaml.safe_load(fresh_plane.kubeconfig().read_text())
     good = config["users"][0]["user"]["token"]
     file = tmp_path / "kubeconfig"

@@ -189,7 +189,7 @@ def test_a_device_that_the_lease_does_not_hold_is_refused(kind: str, where: str,
         },
     ],
 )
-def test_no_other_field_gives_access_to_devices(manifest: dict[str, Any]) -> None:
+def test_a_manifest_that_gives_access_to_devices_is_refused(manifest: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSpecError, match="expected no devices"):
         pod_order(PodResourceSpec(image="a", manifest=manifest))
 
@@ -198,7 +198,7 @@ def test_no_other_field_gives_access_to_devices(manifest: dict[str, Any]) -> Non
     ("resource", "fits"),
     [("nvidia.com/gpu", True), ("amd.com/gpu", True), ("google.com/tpu", False), ("cpu", False)],
 )
-def test_gpu_resource_must_be_a_resource_of_gpus(resource: str, *, fits: bool) -> None:
+def test_the_field_gpu_resource_must_name_a_resource_of_gpus(resource: str, *, fits: bool) -> None:
     spec = PodResourceSpec(image="a", gpu_resource=resource)
     if fits:
         assert container(pod_of(spec))["resources"]["limits"][resource] == "1"
@@ -236,7 +236,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize("spec", BEYOND)
-def test_a_pod_has_no_more_than_its_lease(spec: Any) -> None:
+def test_a_pod_that_requests_more_than_its_lease_is_refused(spec: Any) -> None:
     with pytest.raises(UnsupportedSpecError, match="expected"):
         pod_of(spec)
 
@@ -248,7 +248,7 @@ def test_a_lease_without_cpu_makes_pods_that_request_no_cpu() -> None:
     assert "cpu" not in container(pod_of(PodResourceSpec(image="a"), share))["resources"]["limits"]
 
 
-def test_the_main_container_gets_the_remaining_resources() -> None:
+def test_the_main_container_gets_the_resources_that_others_leave() -> None:
     spec = beside(limited_container("log", 0.5), initContainers=[{"name": "in", "image": "b"}])
     made = pod_of(spec)
     assert container(made)["resources"]["limits"] == {

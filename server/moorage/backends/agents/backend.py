@@ -1,7 +1,7 @@
 """`FleetBackend`: the server's own machine and the machines of agents, as one backend `local`.
 
 A workload whose lease is placed on the node of an agent runs there; all others run here. The daemon
-attaches agents. Orders for a machine that is away wait until the machine reports again, counts as
+attaches agents. Orders for a machine without a connection wait until it reports again, counts as
 lost, or is removed by an operator: see each method of `AgentMachine`.
 """
 
@@ -48,7 +48,7 @@ from moorage.model import ClusterId, Lease, NodeId
 from moorage.records.json_values import JsonMapping, JsonValue
 
 CALL_WAIT_SECONDS: Final = 5.0
-"""Seconds that a call about a workload waits for a machine that is away."""
+"""Seconds that a call about a workload waits for its machine's agent to connect."""
 DISCOVER_SECONDS_MAX: Final = 60.0
 """Seconds that a connected agent may take to list the workloads on its machine."""
 RETRY_SECONDS: Final = 2.0
@@ -56,7 +56,10 @@ RETRY_SECONDS: Final = 2.0
 PLACES_MAX: Final = 10_000
 """Maximum workloads whose machines are remembered; for older ones, the lease names the machine."""
 _OWN_NEWS: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING})
-"""Phases of a gang that follow from its members' reports; `start` and `stop` report the others."""
+"""Phases of a gang that are reported once its members' reports show them.
+
+`start` and `stop` report the other phases.
+"""
 
 log = structlog.get_logger("moored")
 
@@ -69,7 +72,7 @@ class AgentMachine:
 
     Attributes:
         heard_time: Time of the last message from its agent, in seconds since the epoch.
-        lost: Whether its agent has been silent for too long.
+        lost: Whether its agent has been silent for longer than the server allows.
         idle: Whether the silence is so long that the agent must have ended all workloads there.
         gone: Whether an operator removed the machine.
         revoked: Whether an operator revoked its agent.
@@ -97,7 +100,7 @@ class AgentMachine:
 
     @property
     def heard_at(self) -> float:
-        """Monotonic time of the agent's last message; at first, of the creation of this object."""
+        """Monotonic time of the agent's last message, or of this object's creation if none came."""
         return self._made_at if self._latest is None else self._latest.heard_at
 
     @property
@@ -108,7 +111,6 @@ class AgentMachine:
         return (metrics, at) if isinstance(metrics, wire.AgentMetrics) else None
 
     def _measure(self) -> tuple[bytes, float]:
-        """Return the frame of the agent's last metrics, and their time."""
         if self._latest is not None and self._latest.measured:
             self._measured = self._latest.measured, self._latest.measured_at
         return self._measured
@@ -142,7 +144,10 @@ class AgentMachine:
         self._latest = link
 
     def connect(self, link: AgentLink, ending: "asyncio.Future[list[None]]") -> None:
-        """Send orders over a connection from now on; starts wait for the future `ending`."""
+        """Send orders over a connection from now on.
+
+        Starts wait for the future `ending`: the end of the workloads without a lease.
+        """
         self._is_known = True
         self._ending = ending
         self.note(_link=link, lost=False, idle=False)
@@ -153,7 +158,7 @@ class AgentMachine:
             self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
-        """Send an order and return its result; wait `CALL_WAIT_SECONDS` for a machine that is away.
+        """Send an order and return its result; wait `CALL_WAIT_SECONDS` for a connection first.
 
         Args:
             order: The order.
@@ -161,7 +166,7 @@ class AgentMachine:
             again: Whether to send the order again if the connection breaks before the result.
 
         Raises:
-            BackendError: The machine is away, or the `Backend` method of the order raised it.
+            BackendError: No agent is connected, or the `Backend` method of the order raised it.
         """
         end = time.monotonic() + CALL_WAIT_SECONDS
         while True:
@@ -334,12 +339,12 @@ class FleetBackend(CommonBackend):
             self._tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
 
     async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
-        """Route a machine's orders over a connection; return once it runs only workloads of leases.
+        """Send a machine's orders over a connection; end its workloads that have no lease.
 
         Raises:
             LinkLost: The connection broke before the machine was attached.
-            BackendError: The agent cannot list its workloads. `TimeoutError`: the list came too
-                late.
+            BackendError: The agent cannot list its workloads.
+            TimeoutError: The list of its workloads came too late.
         """
         try:
             async with asyncio.timeout(DISCOVER_SECONDS_MAX):
@@ -365,7 +370,7 @@ class FleetBackend(CommonBackend):
             self._tell_member(machine, wire.cut_to_bounds(report))
 
     def _hear_own(self, report: WorkloadReport) -> None:
-        """Pass on a report of this machine, from any thread; join those of a gang's member."""
+        """Pass on a report of this machine; called in any thread."""
         gang = self._own_gangs.get(report.id)
         if gang is None:
             self._tell(report)
@@ -519,7 +524,7 @@ class FleetBackend(CommonBackend):
         ]
 
     def _member(self, place: Place) -> Member | None:
-        """Return the machine of a node: this one, or one with an agent; None: neither of them."""
+        """Return a node's machine; None if it is neither this machine nor one with an agent."""
         if place in self._machines:
             return self._machines[place]
         if place[1] not in self._own.support.nodes:
@@ -527,14 +532,13 @@ class FleetBackend(CommonBackend):
         return self._own_machines.setdefault(place, OwnMachine(place, self._own))
 
     def _note_own(self, workload: str, machines: Sequence[Member]) -> OwnMachine | None:
-        """Record that a gang has a member here, if it has; return this machine, else None."""
+        """If a gang has a member on this machine, record that and return the machine; else None."""
         own = next((each for each in machines if isinstance(each, OwnMachine)), None)
         if own is not None:
             self._own_gangs[workload] = own, asyncio.get_running_loop()
         return own
 
     def _refuse_here(self, order: Order) -> None:
-        """Refuse a new workload if no workload may start on this machine."""
         if not self._here:
             nodes = ", ".join(f"{each.cluster_id}/{each.node_id}" for each in order.placement)
             reason = f"the backend local starts on machines with agents, not on {nodes}"
@@ -592,7 +596,7 @@ class FleetBackend(CommonBackend):
         return await self._hosts(workload)[0].look(order, Log)
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
-        """List the files of a run, of a gang those of rank 0; see `FileSource.files`."""
+        """List the files of a run; for a gang, those of its rank 0. See `FileSource.files`."""
         return await self._hosts(workload)[0].look(wire.FilesOrder(workload, attempt), RunFiles)
 
     async def read_file(
@@ -651,10 +655,10 @@ def _missing_machine(place: Place) -> AgentMachine:
 
 
 async def _look_for_members(order: Order, machines: Sequence[Member]) -> dict[Member, bool]:
-    """Return, by machine, whether it has its member of a gang; wait until all are reachable.
+    """Wait until a gang's machines are reachable; return, by machine, whether its member is there.
 
-    If a machine lacks a member that ran before, the gang has failed; machines that have not
-    answered before are left out.
+    If a machine lacks a member that was ready before, the gang has failed. The result then lacks
+    the machines that have not answered yet.
 
     Raises:
         BackendError: A machine is lost.

@@ -11,7 +11,7 @@ async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder)
     """Call the backend method of an order on this machine; return its result.
 
     Raises:
-        BackendError: The backend method failed; its other errors pass through, too.
+        BackendError: The backend method failed. It may also raise other errors.
     """
     match order:
         case wire.FilesOrder() | wire.ReadFileOrder():

@@ -41,8 +41,8 @@ class AgentHost:
 
     Args:
         folder: Holds the fencing numbers of the last orders.
-        on_heard: Called when the server confirms a message, with the time when it was sent, by
-            `deadline.now`.
+        on_heard: Called for each message that the server confirms, with the sending time of the
+            message, by `deadline.now`.
         address: Address of this machine for gang members on other machines; empty: the address of
             the connection to the server.
         measure: Measures the machine, in a thread; None: no metrics are sent.
@@ -147,8 +147,10 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"the order of a server with epoch {epoch} was not carried out"
-            raise BackendError(f"{reason}: a server with epoch {self._epoch} has led since")
+            raise BackendError(
+                f"the order of a server with epoch {epoch} was not carried out: a server with epoch"
+                f" {self._epoch} has led since"
+            )
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
@@ -163,8 +165,10 @@ class AgentHost:
         """Start a workload, or wait for a start that is under way."""
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
-            reason = f"the order for {name} with fencing number {order.fencing} is outdated"
-            raise BackendError(f"{reason}: an order with number {known} came before")
+            raise BackendError(
+                f"the order for {name} with fencing number {order.fencing} is outdated: an order"
+                f" with number {known} came before"
+            )
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing
@@ -191,7 +195,7 @@ class AgentHost:
         return task
 
     async def _beat(self, socket: AgentSocket, seconds: float) -> None:
-        """Send a beat every `seconds`, every other one with metrics unless the driver is slow."""
+        """Send a beat every `seconds`. Every second beat has metrics, unless the driver is slow."""
         for number in itertools.count():
             metrics = None
             if number % BEATS_A_MEASUREMENT == 0:
@@ -220,7 +224,7 @@ class AgentHost:
             return None
 
     def _tell(self) -> None:
-        """Send queued news, or drop them without a connection: the server asks for states later."""
+        """Send queued news. Without a connection, drop them: the server asks for states later."""
         if self._socket is None:
             self._news.clear()
         else:

@@ -43,7 +43,7 @@ class AgentLink:
 
     Args:
         on_news: Called with each report that is not the answer to a call.
-        epoch: This server's epoch; each order has it.
+        epoch: This server's epoch, which is sent with each order.
 
     Attributes:
         heard_at: Monotonic time of the last frame.
@@ -110,7 +110,7 @@ class AgentLink:
             self._socket.answer(encode(AgentHeard(metrics.at)))
 
     def rely_on_beats(self) -> None:
-        """Stop the socket's own pings; the owner detects a silent agent by `heard_at` instead."""
+        """Stop the socket's own pings; the server detects a silent agent by `heard_at` instead."""
         self._socket.rely_on_beats()
 
     def abort(self) -> None:

@@ -1,7 +1,7 @@
 """The server's own machine as a member of gangs, beside machines with agents.
 
-`FleetBackend` makes an `OwnMachine` for each node that stands for this machine. The daemon reads
-this machine's metrics by `OwnLook`, as it gets those of other machines from agents.
+`FleetBackend` makes an `OwnMachine` for each node that stands for this machine. The daemon gets
+this machine's metrics from `OwnLook`, and the metrics of other machines from agents.
 """
 
 from collections.abc import Callable

@@ -39,9 +39,9 @@ SENTENCE_CHARS_MAX: Final = 4_000
 """Maximum characters of an agent's text for leases and logs; the rest is cut off."""
 
 EXIT_CODE_MAX: Final = (1 << 31) - 1
-"""Largest exit code, a C integer; a negative one may be lower by 1."""
+"""Largest exit code, the maximum of a C integer; the smallest is `-EXIT_CODE_MAX - 1`."""
 NAME_CHARS_MAX: Final = 100
-"""Maximum characters of a release, and of an agent's id."""
+"""Maximum characters of a release's number, and of an agent's id."""
 ADDRESSES_MAX: Final = 64
 """Maximum hardware addresses of a machine that its agent sends."""
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class AgentFarewell(_Frame):
     """The server's answer that refuses an agent.
 
     Args:
-        final: Whether another try is useless.
+        final: Whether the server will refuse every later attempt, too.
     """
 
     reason: str
@@ -373,7 +373,7 @@ Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCance
 
 
 def cut_to_bounds(value: T) -> T:
-    """Return an agent's value with texts and exit codes cut to the limits of leases."""
+    """Return an agent's value with texts and exit codes cut to this module's limits."""
     cut: object = value
     if isinstance(cut, WorkloadReport):
         lines = tuple(each[:SENTENCE_CHARS_MAX] for each in cut.log_tail[-LOG_TAIL_LINES:])
@@ -386,7 +386,7 @@ def cut_to_bounds(value: T) -> T:
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -> T:
-    """Decode a frame or value from the other side.
+    """Decode a frame or value from the other end of the connection.
 
     Raises:
         msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too

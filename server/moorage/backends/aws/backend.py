@@ -68,9 +68,9 @@ class AwsBackend(CommonBackend):
 
     Args:
         root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
-        node: Finds the node of a share in the inventory, for its labels.
+        node: Returns the inventory's node for a share of a lease; its labels name place and type.
         poll_seconds: Seconds between two checks of one instance, or of all instances.
-        names: The names that the servers of its database share; None: this server is alone.
+        names: Shares the server's id and regions with later leaders; None: this server is alone.
         profiles: Allowed values of `instance_profile`; None: all.
         groups: Allowed values in `security_groups`; None: all.
     """
@@ -195,9 +195,11 @@ class AwsBackend(CommonBackend):
             lines = await finish(self._undone(order.id, seen))
             output = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
-                reason = f"it was not ready within {order.timeout_seconds:g} s"
                 where = f" ({seen[-1].title})" if seen else ""
-                raise TimeoutError(f"{reason}{where}{': ' if output else ''}{output}") from None
+                output = f": {output}" if output else ""
+                raise TimeoutError(
+                    f"it was not ready within {order.timeout_seconds:g} s{where}{output}"
+                ) from None
             raise
 
     async def _launch_and_wait(
@@ -283,8 +285,8 @@ class AwsBackend(CommonBackend):
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
         """Terminate the instances of a failed start; return the last lines of their console.
 
-        Once AWS has accepted the order, the end of the instance is certain. This function does not
-        wait for that end, since large machines take minutes.
+        Once AWS has accepted the termination, the end of the instance is certain. This function
+        does not wait for that end, since large machines take minutes.
         """
         lines: tuple[str, ...] = ()
         try:
@@ -413,7 +415,7 @@ class AwsBackend(CommonBackend):
             return self._pool.submit(work)
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        """Run `work` in a thread to its end; a cancellation sets the event that it gets."""
+        """Run `work` in a thread to its end; a cancellation sets the event passed to `work`."""
         given_up = threading.Event()
         future = asyncio.wrap_future(self._submit(partial(work, given_up)))
         try:

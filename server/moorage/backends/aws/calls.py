@@ -28,8 +28,7 @@ Client: TypeAlias = Any
 """A client of boto3; its class is created at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
-"""Longest seconds of one try of a call. `RunInstances` for one instance answers within a few
-seconds."""
+"""Longest time in seconds of one try of a call; `RunInstances` usually answers within a few."""
 TRIES_MAX: Final = 4
 """Maximum tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
@@ -88,7 +87,7 @@ _DENIED: Final = frozenset(
     }
 )
 _TROUBLE_FROM: Final = 500
-"""From this HTTP status on, an error without an AWS code counts as passing trouble."""
+"""From this HTTP status on, an error without an AWS code counts as temporary."""
 _ERRORS: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError)
 """All errors that a call of boto3 raises."""
 
@@ -155,7 +154,7 @@ class AwsCalls:
     def launch(self, region: str, **arguments: JsonValue) -> JsonObject:
         """Call RunInstances once, not repeated by boto3.
 
-        AWS reports a lack of capacity as HTTP 500, which boto3 would treat as passing trouble.
+        AWS reports a lack of capacity as HTTP 500, after which boto3 would repeat the call.
         """
         return self._call("run_instances", region, 1, arguments)
 

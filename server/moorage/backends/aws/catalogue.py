@@ -1,4 +1,4 @@
-"""Instance types with their sizes and prices: a list in this package, and newer ones per region.
+"""Instance types with their sizes and prices: a list in this package, and newer lists by region.
 
 Prices are on demand, for Linux, as of the day in the list. The shipped list has the prices of
 us-east-1; for other regions, only its sizes are valid. `refresh` asks AWS for the list of a region
@@ -50,7 +50,7 @@ class InstanceType:
     usd_per_hour: float | None = None
 
     def is_model(self, wanted: str) -> bool:
-        """Return whether the type's GPUs are of a model: `A100`, or `A100-80GB` with the memory."""
+        """Return whether the type's GPUs are of a model: `A100`, or with its memory `A100-80GB`."""
         names = {self.gpu_model, f"{self.gpu_model}-{round(self.gpu_memory_mib / 1024)}GB"}
         return wanted.casefold() in {name.casefold() for name in names}
 
@@ -156,7 +156,7 @@ def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
     types = [replace(each, usd_per_hour=prices.get(each.name)) for each in _types(calls, region)]
     if not types or not prices:
         what = "instance types" if not types else "prices"
-        raise BackendError(f"AWS named no {what} of {region}; the catalogue stays as it was")
+        raise BackendError(f"AWS listed no {what} of {region}; the catalogue is unchanged")
     types.sort(key=lambda each: each.name)
     today = datetime.now(UTC).date().isoformat()
     source = "EC2 DescribeInstanceTypes and AWS Price List"

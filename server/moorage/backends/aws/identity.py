@@ -22,7 +22,7 @@ class Identity:
 
     Args:
         folder: Created at the first write.
-        names: Stores the id and the regions for the next leader; None: this server is alone.
+        names: Shares the id and the regions with later leaders; None: this server is alone.
     """
 
     def __init__(self, folder: Path, names: SharedNames | None = None) -> None:

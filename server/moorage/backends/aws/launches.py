@@ -19,7 +19,7 @@ from moorage.records.json_values import JsonObject
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses in seconds before retries of a launch that AWS throttled or left unanswered."""
 ROUNDS_MAX: Final = 20
-"""Maximum launches for one workload in a call: AWS may answer with an ended instance."""
+"""Maximum launches in one zone by one start: AWS may answer each with an ended instance."""
 SHOWN_MAX: Final = 8
 """Maximum refusals that the reason of a failed start lists."""
 
@@ -108,7 +108,7 @@ def _one(
     """Launch an instance in one zone.
 
     AWS remembers client tokens longer than it lists ended instances. So the answer may be an
-    instance that has already ended; in this case, the number of the next turn gives a new token.
+    instance that has already ended. In this case, `turn` grows by 1, which gives a new token.
     """
     for each in range(turn, turn + ROUNDS_MAX):
         parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)

@@ -26,7 +26,7 @@ LABELS: Final = {
     "region": "topology.kubernetes.io/region",
     "zone": "topology.kubernetes.io/zone",
 }
-"""Labels of a node with its type and place at AWS: the well-known ones of Kubernetes."""
+"""Labels of a node with its type and place at AWS: well-known labels of Kubernetes."""
 TYPES_TRIED_MAX: Final = 5
 """Maximum instance types that one start tries, the cheapest first, if the spec names none."""
 USER_DATA_BYTES_MAX: Final = 16 * 1024
@@ -46,7 +46,10 @@ _IMAGE_GPU: Final = (
     ),
     "/dev/sda1",
 )
-"""Amazon Linux 2023, and AWS's Ubuntu with NVIDIA's open driver; AWS finds the newest versions."""
+"""Image and root device by default: Amazon Linux 2023, or with GPUs Ubuntu with NVIDIA's driver.
+
+AWS finds the newest version of each image.
+"""
 _NO_OPEN_DRIVER: Final = frozenset({"V100", "K80", "M60"})
 """GPU models that NVIDIA's open driver does not support."""
 
@@ -194,7 +197,7 @@ def request(
     """Return the arguments of RunInstances.
 
     The client token follows from the server, the workload's name, the turn, the offer and the zone.
-    AWS answers a second call with the same token with the same instance.
+    If AWS gets a token a second time, it answers with the instance of the first time.
 
     Args:
         order: The order to carry out.

@@ -11,7 +11,7 @@ from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
 from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
 
 UNWANTED_SECONDS: Final = 3600.0
-"""Seconds for which a failed start's remaining instance is looked for at AWS."""
+"""Seconds for which the thread looks at AWS for an instance that a failed start left there."""
 
 
 @dataclass(slots=True)

@@ -33,9 +33,9 @@ IN_CLUSTER: Final = "in-cluster"
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0
-"""Longest time without data on a stream, unless its reader sets another."""
+"""Longest time without data on a stream, unless its reader sets another limit."""
 CONNECTIONS_MAX: Final = 64
-"""Open connections to one API server; further calls wait for a free one."""
+"""Maximum open connections to one API server; further calls wait for a free connection."""
 _UNAUTHORIZED: Final = 401
 
 _STATUS: Final = msgspec.json.Decoder(ApiStatus)

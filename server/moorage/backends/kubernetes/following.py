@@ -25,7 +25,7 @@ ANSWER_SECONDS_MAX: Final = 5.0
 STALE_SECONDS: Final = 10.0
 """After an interruption of this length, the objects that a watch has read count as outdated."""
 SHARE_MAX: Final = 0.05
-"""Largest share of time for making documents; so large clusters are reported less often."""
+"""Largest share of time that a follower spends on documents; large clusters get fewer reports."""
 NODES_AT_ONCE: Final = 200
 """Maximum node documents made in one step, before other tasks of the event loop run."""
 PAUSE_SECONDS: Final = 0.1
@@ -87,7 +87,7 @@ class ClusterFollower:
     async def views(self) -> AsyncIterator[ClusterView]:
         """Yield the state of the cluster at each change and every `LOOK_SECONDS`, without end.
 
-        The caller's time to use a view counts as part of the view's cost.
+        The time that the caller spends on a view counts as work on documents; see `SHARE_MAX`.
         """
         source = self._source
         while True:

@@ -146,7 +146,7 @@ class ClusterInventory:
         except TimeoutError:
             missing = [each for each in self._watchers if not each.listed.is_set()]
             causes = "; ".join(f"{x.kind.name}: {x.error or 'no answer yet'}" for x in missing)
-            raise KubernetesError(f"not read after {seconds:g} s: {causes}") from None
+            raise KubernetesError(f"cannot be read within {seconds:g} s: {causes}") from None
         return self.version
 
     @property
@@ -174,8 +174,8 @@ class ClusterInventory:
     def lease(self, leased: Mapping[str, Collection[str]]) -> None:
         """Record the devices that leases of this server hold: by node, the device ids.
 
-        Counted devices have no known user. So use by others is reported on devices without a lease,
-        as long as there are any.
+        Only the kubelet knows which counted devices are in use. So the documents show the use by
+        others first on devices without a lease.
         """
         before, self._leased = self._leased, leased
         for name in before.keys() | leased.keys():

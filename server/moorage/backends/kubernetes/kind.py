@@ -19,7 +19,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def _read_clusters(value: object) -> dict[str, str]:
-    """Return the kubeconfig context of each cluster id; a context without an id is also the id."""
+    """Return the kubeconfig context of each cluster id; the default id is the context's name."""
     if isinstance(value, Mapping):
         pairs = [(name, context) for name, context in value.items()]
     else:

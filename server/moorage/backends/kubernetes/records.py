@@ -53,7 +53,7 @@ class PodRecord:
 
     Args:
         node: Name of its node.
-        server: The Moorage server that created it; empty: another client did.
+        server: The Moorage server that created the pod; empty: another client created it.
         cpu_milli: Requested CPU.
         memory_mib: Requested memory.
         counts: Pairs of an extended resource and the requested number.

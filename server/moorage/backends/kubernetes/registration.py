@@ -125,9 +125,11 @@ class FollowedClusters:
     def _note(self, cluster_id: str, stale: str) -> None:
         before, self._stale[cluster_id] = self._stale[cluster_id], stale
         if stale and (not before or before == _UNREAD):
-            log.warning("cluster_outdated", cluster=cluster_id, finding=f"out of date: {stale}")
+            finding = f"the cluster's document is out of date: {stale}"
+            log.warning("cluster_outdated", cluster=cluster_id, finding=finding)
         elif before and not stale:
-            log.info("cluster_current", cluster=cluster_id, finding="up to date")
+            finding = "the cluster's document is up to date"
+            log.info("cluster_current", cluster=cluster_id, finding=finding)
 
     def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)

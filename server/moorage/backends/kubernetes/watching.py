@@ -21,13 +21,13 @@ from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiP
 
 PAGE_OBJECTS: Final = 500
 WATCH_SECONDS: Final = 20
-"""Seconds after which (or up to 50 % later) the API server ends a watch, which is then resumed.
+"""Seconds after which the API server ends a watch, or up to 50 % later; the watch is then resumed.
 
-Just before, the API server sends the last version. A watch that is silent for longer hangs, e.g.
-behind a network that dropped its connection.
+Just before the end, the API server sends the last version. A watch that is silent for longer than
+that hangs, e.g. behind a network that dropped its connection.
 """
 STEADY_SECONDS: Final = 5.0
-"""Seconds after which a watch that ends does not count as failed."""
+"""A watch that has lasted for more than these seconds does not count as failed when it ends."""
 WATCH_SILENCE_SECONDS_MAX: Final = 45.0
 """Longest time without data on a watch; after that, the watch is aborted and resumed."""
 PAUSE_SECONDS: Final = 0.1
@@ -67,8 +67,8 @@ class ObjectWatcher(Generic[R]):
     """Keeps the records of all objects of one kind.
 
     Args:
-        changed: Called at each change with the record's key, its former value, and its new value;
-            None: the record does not exist.
+        changed: Called at each change with a record's key, the former record and the new record;
+            None stands for a missing record.
 
     Attributes:
         records: The objects' records, by `namespace/name`.

@@ -126,8 +126,10 @@ class LocalBackend(CommonBackend):
         part = self._containers if container else self._processes
         for share in order.placement if not part.has(order.id) else ():  # Running ones may stay.
             if self._nodes and share.node_id not in self._nodes:
-                reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
-                raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
+                raise UnsupportedSpecError(
+                    f"the backend local starts on {', '.join(sorted(self._nodes))}, not on"
+                    f" {share.cluster_id}/{share.node_id}"
+                )
         with _plain():
             return await part.start(order)
 

@@ -34,7 +34,7 @@ SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
 """Landlock rights that apply to plain files: execute, write, read, truncate, device control."""
 LIST = 1 << 3
-"""Landlock's right to list a folder. It is not restricted: programs list such parents."""
+"""Landlock's right to list a folder. It is not restricted: programs list parents of `hidden`."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -175,7 +175,7 @@ def _beside(hidden: str, work: str) -> "list[str]":
 
 
 def _allow(ruleset: int, place: str, rights: int) -> None:
-    """Allow all rights at a path. Skip missing paths and links, but not a link's target."""
+    """Allow the given rights at a path; do nothing if the path is missing or a link."""
     try:
         opened = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -38,8 +38,7 @@ _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
-"""Events that mean that a container may have ended; a container that is removed at once may lack
-`die`."""
+"""Events after which a container may have ended; one that is removed at once may send no `die`."""
 
 
 CONNECT_SECONDS_MAX: Final = 0.5
@@ -506,8 +505,10 @@ def find_socket() -> Path:
             tried.append(f"{place}: {error.strerror or error}")
         else:
             return place
-    reason = f"no container engine is reachable ({'; '.join(tried)})"
-    raise UnsupportedSpecError(f"{reason}: start Docker, or `podman system service`")
+    raise UnsupportedSpecError(
+        f"no container engine is reachable ({'; '.join(tried)}): start Docker, or"
+        " `podman system service`"
+    )
 
 
 def _places() -> list[Path]:
@@ -515,8 +516,10 @@ def _places() -> list[Path]:
     if given:
         scheme, _, path = given.rpartition("://")
         if scheme not in {"", "unix"}:
-            reason = f"DOCKER_HOST is {given}, and the backend local takes unix://PATH"
-            raise UnsupportedSpecError(f"{reason}: its containers run on this machine")
+            raise UnsupportedSpecError(
+                f"DOCKER_HOST is {given}, and the backend local takes unix://PATH: its containers"
+                " run on this machine"
+            )
         return [Path(path)]
     own = os.environ.get("XDG_RUNTIME_DIR")
     mine = [Path(own) / "docker.sock", Path(own) / "podman" / "podman.sock"] if own else []

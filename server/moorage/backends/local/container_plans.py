@@ -148,8 +148,10 @@ def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
         inside, _, written = given.partition(":")
         options = set(written.split(",")) if written else set[str]()
         if unknown := options - MOUNT_OPTIONS:
-            reason = f"mount: expected options among {', '.join(sorted(MOUNT_OPTIONS))}"
-            raise UnsupportedSpecError(f"{reason}, not {min(unknown)!r} of {given!r}")
+            raise UnsupportedSpecError(
+                f"mount: expected options among {', '.join(sorted(MOUNT_OPTIONS))}, not"
+                f" {min(unknown)!r} of {given!r}"
+            )
         if not (Path(outside).is_absolute() and Path(inside).is_absolute()):
             reason = f"mount: expected absolute paths, not {outside!r}: {given!r}"
             raise UnsupportedSpecError(reason)

@@ -109,9 +109,9 @@ class Containers(LocalWorkloads):
     def refuse(self, spec: ContainerResourceSpec) -> None:
         for outside, _, _ in mounts(spec):
             if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
-                reason = f"mount: {outside} would give access to the data folder of this server"
                 raise UnsupportedSpecError(
-                    f"{reason}: expected a folder outside the server's data folder"
+                    f"mount: {outside} would give access to the data folder of this server:"
+                    " expected a folder outside the server's data folder"
                 )
         probe_port(spec)
         find_socket()
@@ -430,7 +430,7 @@ class Containers(LocalWorkloads):
             return self._connected
 
     def _listen(self) -> None:
-        """Start a thread that receives the container engine's events; it misses no later event."""
+        """Start a thread that receives all events of the container engine from now on."""
         with self._lock:
             if self._listening is not None or self._closed.is_set():
                 return
@@ -449,7 +449,7 @@ class Containers(LocalWorkloads):
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
     def _hear(self, api: ContainerApi) -> None:
-        """Report each container's end, also the ends while the connection was lost."""
+        """Report each container's end, also one that came while the connection was lost."""
         while not self._closed.is_set():
             for labels in self._events or ():
                 self._look_at_end(labels.get(_LABEL_ID, ""))

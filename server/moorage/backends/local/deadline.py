@@ -46,7 +46,7 @@ class HeardFile:
 
     @property
     def passed(self) -> bool:
-        """Whether the last contact to the server is too long ago."""
+        """Whether workloads must end, since the last contact to the server was too long ago."""
         return bool(self._seconds) and now() > self._at + self._seconds
 
     def note_contact(self, at: float) -> None:

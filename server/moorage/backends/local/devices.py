@@ -28,7 +28,7 @@ _ROUNDING: Final = 1e-6
 
 _LEASED: Final = "leased"
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Makes CUDA number GPUs like NVML, as in our ids; CUDA's default is fastest first."""
+"""Makes CUDA number GPUs as NVML and our ids do; by default, CUDA's first GPU is the fastest."""
 
 Rows = dict[str, list[JsonObject]]
 """A workload's devices, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}` from the slot pool.
@@ -218,7 +218,10 @@ class Devices:
         return ""
 
     def _check_in(self, rows: Rows) -> None:
-        """Return devices to the slot pool, except those that another adopted workload also has."""
+        """Return devices to the slot pool, except those that another workload also has.
+
+        Workloads of an earlier daemon may share a device; see `_adopt`.
+        """
         for kind, each in rows.items():
             if kind == _LEASED:
                 continue
@@ -233,7 +236,8 @@ class Devices:
     def _adopt(self, held: Mapping[str, Rows]) -> None:
         """Take the devices of an earlier daemon's workloads out of the slot pool, as whole devices.
 
-        A pool chooses devices itself, so all devices are checked out, and unused ones in again.
+        The pool, not its caller, chooses devices. So this method checks all devices out, and then
+        checks those in again that no workload has.
         """
         for workload, rows in held.items():
             self._held[workload] = {

@@ -32,7 +32,7 @@ def gpus_here() -> list[str]:
 
 
 def device_of(name: str) -> Device:
-    """Return the device of an id: an index, `index:instance`, a UUID, or its beginning."""
+    """Return the device of an id: an index, `index:instance`, a UUID or a UUID's beginning."""
     known = _devices_by_name()
     found = known.get(name.lower())
     if found is not None:

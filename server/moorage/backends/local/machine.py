@@ -38,8 +38,8 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
 
     Args:
         root: Folder of the backend.
-        inventory: All clusters. If the folder has no names yet, the nodes with this machine's id
-            count.
+        inventory: All clusters. If the folder stores no names yet, the nodes with this machine's
+            id are taken.
     """
     known = _read(root)
     names = known.get("names")

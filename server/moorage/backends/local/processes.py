@@ -55,11 +55,11 @@ SUPERVISOR_SECONDS_MAX: Final = 30.0
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 RESET_SECONDS_MAX: Final = 60.0
-"""Longest run of a reset command; a slower workload is ended."""
+"""Longest run of a reset command; if it takes longer, the workload is ended."""
 STOP_SPARE_SECONDS: Final = 20.0
 """Extra seconds of a stop, beyond the workload's own, to kill its remaining processes."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses between attempts to read the outcome of a workload that has ended."""
+"""Pauses in seconds between attempts to read the outcome of a workload that has ended."""
 _LOST: Final = "its records were lost while it ran; its remaining processes are ended"
 
 

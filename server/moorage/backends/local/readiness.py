@@ -19,7 +19,7 @@ else:  # Slow to import, and few probes need it.
 HANG_UP_SECONDS: Final = 0.2
 """Seconds within which a proxy without a server behind it closes a connection."""
 STILL_SECONDS_MAX: Final = 10.0
-"""Longest check in seconds whether a workload is still ready, whatever its probe allows."""
+"""Longest time in seconds of a call of `still`, whatever times the probe sets."""
 _FAILED_FROM: Final = 400
 """The lowest HTTP status that counts as not ready."""
 
@@ -47,7 +47,9 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
 async def answers(
     probe: Readiness, host: str, port: int | None, run: RunCommand, *, proxied: bool = False
 ) -> bool:
-    """Run each configured probe once; a port without path or command must accept a connection.
+    """Return whether a workload passes the command and HTTP checks of its probe, each run once.
+
+    If the probe has neither, the workload's port must accept a connection.
 
     Args:
         probe: The checks to run.

@@ -6,17 +6,16 @@ lock, reads the workload's state from its files, and stops it with SIGTERM.
 
 Guarantees:
 - The process that holds the lock of the workload's folder is its supervisor. A process that cannot
-  take the lock ends, also one that takes the lock after the command has begun or must be stopped.
-  So an order that is carried out twice starts one workload, however late a supervisor starts.
+  take the lock ends. A process that takes the lock ends, too, if the command has begun before or
+  must not begin. So an order that is carried out twice starts one workload only.
 - When the command ends, all processes that it left behind are killed, also those in a session of
   their own: the supervisor is a subreaper, so it inherits them.
-- If control groups are available, all these processes are in one group and are killed through it,
-as are
-  commands that run beside the workload.
+- If control groups are available, all processes of the workload are in one group and are killed
+  through it, as are commands that run beside the workload.
 - A workload whose processes together exceed its memory limit is ended, and this reason is stored.
 - The command's output passes through the supervisor, so its file never exceeds its limit.
 - If the agent has had no contact to its server for too long, the workload is ended. The supervisor
-reads the time of the last contact from the file named in `order.json`, so the agent need not run.
+  reads the time of the last contact from the file named in `order.json`, so the agent need not run.
 - `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder. The descriptor is a pipe,
@@ -62,7 +61,7 @@ OUTPUT_SECONDS_MAX = 1.0
 OUTPUT_TRIES_MAX = 60
 """Maximum waits of `OUTPUT_SECONDS_MAX` while the pipe has data, as on a busy machine."""
 UNHEARD = "its machine had not heard the server for too long"
-"""The reason of an end because the agent had no contact to its server for too long."""
+"""The message about a workload's end if its agent had no contact to the server for too long."""
 UNHEARD_STOP_SECONDS_MAX = 5.0
 """Longest time from SIGTERM to SIGKILL after lost contact, whatever the spec allows."""
 KILL_SECONDS_MAX = 10.0
@@ -222,7 +221,7 @@ def bound_data(pid: int, size: int) -> None:
 
 
 def detach(output: int, written: int) -> None:
-    """Set signals and descriptors of this process for a command; close all others but `written`."""
+    """Reset this process's signals, connect its output, and close all descriptors but `written`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for ignored in IGNORED:  # A command would inherit ignored signals.
         signal.signal(ignored, signal.SIG_DFL)

@@ -47,8 +47,10 @@ from moorage.backends.local import supervisor
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Maximum folders of stopped workloads, one per start, that stay for their output; and most damaged
-folders."""
+"""Maximum folders of stopped workloads, one per start, that stay for their output.
+
+The same number of damaged folders may stay.
+"""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest JSON file in bytes; a longer one was not written by Moorage."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
@@ -250,8 +252,10 @@ class WorkloadStore:
                     # Open the folder by its descriptor, since a stop may have moved it meanwhile.
                     there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
                     if order.get("workdir") or not there:
-                        reason = "the workload did not run in a folder of its own, but in a"
-                        raise UnsupportedSpecError(f"{reason} container or in its `workdir`")
+                        raise UnsupportedSpecError(
+                            "the workload did not run in a folder of its own, but in a container or"
+                            " in its `workdir`"
+                        )
                     return os.open("work", _FOLDER, dir_fd=opened)
                 finally:
                     os.close(opened)

@@ -42,10 +42,10 @@ class _Entry:
 
 
 class MemoryBackend(CommonBackend):
-    """Keeps workloads in memory. A second backend on the same `machine` acts as after a restart.
+    """Keeps workloads in memory. A second backend with the same `machine` finds these workloads.
 
     Args:
-        machine: The workloads by name; they survive this backend.
+        machine: The workloads by name; they survive this backend, as across a restart.
     """
 
     name: Final = "memory"

@@ -260,7 +260,7 @@ class RayBackend(CommonBackend):
         return seen
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request capacity for `bundles` from Ray's autoscaler, instead of earlier requests."""
+        """Request capacity for `bundles` from Ray's autoscaler; this replaces earlier requests."""
         await self.connection.call("request", ANSWER_SECONDS_MAX, bundles=list(bundles))
 
     # News --------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class RayBackend(CommonBackend):
 
     @contextlib.contextmanager
     def _in_hand(self, workload: str) -> Iterator[None]:
-        """Mark a workload as being started or stopped during the block."""
+        """Mark a workload as being started or stopped until the `with` block ends."""
         with self._lock:
             self._busy[workload] += 1
         try:

@@ -23,7 +23,7 @@ CONNECT_SECONDS_MAX: Final = 60.0
 SILENCE_SECONDS_MAX: Final = 15.0
 """Longest time without an answer of Ray; after that the driver is killed and started again."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
-"""Pauses in seconds before restarts of the driver, by failures in a row; the last repeats."""
+"""Pauses in seconds before restarts of the driver: one per failure in a row; the last repeats."""
 WAITING_SECONDS: Final = 0.05
 """Seconds between two checks whether the driver is connected to the cluster."""
 READ_BYTES: Final = 1 << 16

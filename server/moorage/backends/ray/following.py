@@ -50,7 +50,7 @@ class RayFollower:
         self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
 
     async def run(self) -> None:
-        """Read the cluster periodically until cancelled; at once after a workload's failure."""
+        """Read the cluster periodically and after each failure of a workload, until cancelled."""
         loop = asyncio.get_running_loop()
 
         def hurry() -> None:

@@ -37,7 +37,7 @@ NODE_PYTHON: Final = "{python}"
 """Placeholder for a command's program: the Python interpreter of Ray on the node."""
 
 Plan = JsonObject
-"""The plan for one node, as JSON: `driver` starts the actor, `node.host` the workload."""
+"""A plan for one node, as JSON: by it, `driver` starts the actor, and `node.host` the workload."""
 
 
 def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
@@ -59,8 +59,10 @@ def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
         if not spec.command:
             raise UnsupportedSpecError("command: expected a list of texts, the program first")
         if spec.cpu_count is not None and leased:
-            reason = "Ray counts processors and binds nothing to them; ask for cpu_milli"
-            raise UnsupportedSpecError(f"cpu_count: {reason} in resources")
+            raise UnsupportedSpecError(
+                "cpu_count: Ray counts processors and binds nothing to them; ask for cpu_milli in"
+                " resources"
+            )
         if spec.reset_command:
             raise UnsupportedSpecError("reset_command: the backend ray resets nothing")
     if isinstance(spec, ContainerResourceSpec):
@@ -77,9 +79,10 @@ def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
         raise UnsupportedSpecError("gpus: expected a number; Ray chooses the devices")
     environment = spec.ray_actor_options.get("runtime_env", {})
     if isinstance(environment, dict) and (named := environment.keys() & IMAGES):
-        reason = "expected none: the container engine of the node runs `image`, and Ray itself"
-        field = f"ray_actor_options.runtime_env.{min(named)}"
-        raise UnsupportedSpecError(f"{field}: {reason} runs no image for the engine")
+        raise UnsupportedSpecError(
+            f"ray_actor_options.runtime_env.{min(named)}: expected none: the container engine of"
+            " the node runs `image`, and Ray itself runs no image for the engine"
+        )
     mounts(spec)
     probe_port(spec)
     _check_options(spec.ray_actor_options, leased=leased)
@@ -195,8 +198,10 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
         resources["memory"] = held.get("memory", 0)
         resources = {name: amount for name, amount in resources.items() if amount}
         if not resources:
-            reason = "a job on Ray may only use the resources of its lease, which has none"
-            raise BackendError(f"{reason}; request gpus, cpu_milli or memory_mib in resources")
+            raise BackendError(
+                "a job on Ray may only use the resources of its lease, which has none; request"
+                " gpus, cpu_milli or memory_mib in resources"
+            )
         found.append({"node": share.node_id, "gpus": list(share.gpus), "resources": resources})
     return found
 
@@ -208,8 +213,10 @@ def _share_amounts(share: Share) -> dict[str, float]:
             "a workload on Ray may have a share of one GPU of a node, not of several"
         )
     if wrong := [each for each in share.gpus if not each.isdecimal()]:
-        reason = "Ray knows GPUs by their index; let the backend register the inventory"
-        raise BackendError(f"GPU {wrong[0]} of node {share.node_id}: {reason}")
+        raise BackendError(
+            f"GPU {wrong[0]} of node {share.node_id}: Ray knows GPUs by their index; let the"
+            " backend register the inventory"
+        )
     held: dict[str, float] = {
         "num_gpus": len(share.gpus) * share.gpu_milli / GPU_MILLI,
         "num_cpus": share.cpu_milli / 1000,

@@ -89,7 +89,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
 
 
 def _request_beside(container: Document, name: str, held: int, wanted: int | None) -> int:
-    """Return the request of a further container; refuse a container without one."""
+    """Return the request of a container beside the main one; refuse it if it has no request."""
     if wanted is None and held:
         reason = f"expected resources.limits.{name}: the containers of a pod share its lease"
         raise UnsupportedSpecError(f"manifest.spec: container {container['name']}: {reason}")

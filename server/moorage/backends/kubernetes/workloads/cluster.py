@@ -183,7 +183,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until an object of a workload changes, or for a limited time."""
+        """Wait until an object of a workload changes, or until `seconds` have passed."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):
@@ -344,8 +344,10 @@ class ClusterWorkloads:
                     *(self._delete(workload, each, body, trouble) for each, body in bodies.items())
                 )
         except (RefusedError, TimeoutError) as error:
-            said = f"the Kubernetes cluster {self.cluster_id} did not delete {workload}"
-            raise BackendError(f"{said}: {str(error) or trouble[-1:]}") from error
+            raise BackendError(
+                f"the Kubernetes cluster {self.cluster_id} did not delete {workload}:"
+                f" {str(error) or trouble[-1:]}"
+            ) from error
         return True
 
     def _paths(self, workload: str) -> Iterator[str]:

@@ -162,20 +162,25 @@ def _devices(
     if share is None or not share.gpus:
         return []
     if share.gpu_milli != GPU_MILLI:
-        reason = f"a pod has whole devices, and the lease holds {share.gpu_milli} thousandths"
-        raise BackendError(f"{reason} of each: ask for gpu_milli 1000")
+        raise BackendError(
+            f"a pod has whole devices, and the lease holds {share.gpu_milli} thousandths of each:"
+            " ask for gpu_milli 1000"
+        )
     here = published.get(share.node_id, {})
     if not here:
         return []
     lost = [each for each in share.gpus if each not in here]
     if lost:
-        reason = f"no driver publishes {', '.join(lost)} of node {share.node_id} any more"
-        raise BackendError(f"{reason}: see `kubectl get resourceslices`")
+        raise BackendError(
+            f"no driver publishes {', '.join(lost)} of node {share.node_id} any more:"
+            " see `kubectl get resourceslices`"
+        )
     found = [here[each] for each in share.gpus]
     for each in found:
         if not each.get("uuid"):
-            reason = f"{each['driver']} publishes no uuid of {each['id']}"
-            raise BackendError(f"{reason}, so no claim can name it")
+            raise BackendError(
+                f"{each['driver']} publishes no uuid of {each['id']}, so no claim can name it"
+            )
     return found
 
 
@@ -256,7 +261,7 @@ def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
 
 
 def _probe(readiness: Readiness, port: int | None) -> Document:
-    """Return the Kubernetes probe: its command if it has one, else its path, else its port."""
+    """Return the Kubernetes probe of a readiness check, by its command, else path, else port."""
     at = readiness.port or port
     if readiness.command is not None:
         check: Document = {"exec": {"command": readiness.command}}

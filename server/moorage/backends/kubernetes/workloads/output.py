@@ -169,7 +169,7 @@ class PodOutput:
         return tail
 
     async def _follow(self, pod: PodState, tail: _Tail) -> None:
-        """Read a pod's output until its end, a broken connection, or the last reader leaves."""
+        """Read a pod's output until it ends, the connection breaks, or no reader is left."""
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 

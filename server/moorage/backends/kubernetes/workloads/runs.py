@@ -42,7 +42,7 @@ SCHEDULER_SECONDS_MAX: Final = 300.0
 STOP_SECONDS_MAX: Final = 120.0
 """Longest wait of a stop for its pods' end; then the stop fails, and is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
-"""Seconds that a cancelled start waits until its objects are gone; the stop waits longer."""
+"""Seconds that a cancelled start waits until its objects are gone; the next stop waits longer."""
 LOOK_SECONDS: Final = 1.0
 """Seconds without a change after which deadlines and deleted objects are checked."""
 
@@ -193,8 +193,10 @@ class WorkloadRuns:
         address = self._addresses.get(cluster_id)
         if address is None:
             known = ", ".join(self._addresses) or "none"
-            reason = f"{cluster_id} is not a Kubernetes cluster that this server knows"
-            raise UnsupportedSpecError(f"{reason}: its setting kubernetes_clusters has {known}")
+            raise UnsupportedSpecError(
+                f"{cluster_id} is not a Kubernetes cluster that this server knows: its setting"
+                f" kubernetes_clusters has {known}"
+            )
         async with self._opening:
             if cluster_id not in self._clusters:
                 try:
@@ -221,8 +223,9 @@ class WorkloadRuns:
                 "the backend kubernetes starts a workload in one cluster, not in several"
             )
         if not self._addresses:
-            reason = "this server follows no Kubernetes cluster"
-            raise UnsupportedSpecError(f"{reason}: see its setting kubernetes_clusters")
+            raise UnsupportedSpecError(
+                "this server follows no Kubernetes cluster: see its setting kubernetes_clusters"
+            )
         cluster_id = clusters.pop() if clusters else next(iter(self._addresses))
         trouble: list[str] = []
         cluster = await self._open_cluster(cluster_id)
@@ -295,7 +298,7 @@ class WorkloadRuns:
         return report
 
     async def _list_patiently(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
-        """Wait until a cluster has been read, as long as the start may take."""
+        """Wait until a cluster has been read; the caller limits the time."""
         while True:
             try:
                 await cluster.listed()
@@ -387,9 +390,9 @@ class WorkloadRuns:
             given = [each.devices for each in cluster.claims(order.id) if each.devices]
             if given and names not in given:
                 held = "; ".join(", ".join(map("/".join, each)) for each in given)
-                reason = f"Kubernetes gave {order.id} the devices {held}"
                 raise BackendError(
-                    f"{reason} instead of those of its lease: two devices have the same uuid"
+                    f"Kubernetes gave {order.id} the devices {held} instead of those of its lease:"
+                    " two devices have the same uuid"
                 )
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:

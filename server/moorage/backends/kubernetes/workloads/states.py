@@ -238,7 +238,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
 
 
 def _decisive_end(containers: Collection[_Container]) -> tuple[int, str, str] | None:
-    """Return how the first failed container of a pod ended; without one, the last ended one."""
+    """Return how a pod's first failed container ended; if none failed, how the last one ended."""
     ends = [
         (end.exit_code, end.reason, end.message)
         for each in containers

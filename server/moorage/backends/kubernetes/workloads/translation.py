@@ -54,7 +54,7 @@ class PodOrder:
         namespace: The requested namespace; empty: the backend's.
         cpu_count: Number of processors; None: the lease's number.
         mem_limit: Memory, in bytes or as text such as `512m`; None: the lease's memory.
-        gpus: Number of `gpu_resource`, if there is no lease.
+        gpus: Requested amount of `gpu_resource`, if there is no lease.
         gpu_resource: The extended resource that counts devices without a DRA driver.
         manifest: Fields of the pod that override all others.
         readiness: The readiness check; None: the pod must only run.

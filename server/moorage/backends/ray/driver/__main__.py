@@ -2,8 +2,8 @@
 
     {"id": 1, "call": "stop", "arguments": {"workload": "…"}}   →   {"id": 1, "value": …}
 
-The driver ends when its standard input ends; otherwise `connection` starts it again. So if Ray
-hangs or crashes, only this process ends with it.
+The driver ends when its standard input ends; if it ends earlier, `connection` starts it again. So
+if Ray hangs or crashes, only this process ends.
 """
 
 import base64
@@ -112,7 +112,7 @@ class Driver:
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
-        """Call `work` here; with a `ray://` client, which may not, in a task on the cluster."""
+        """Call `work` here, or in a task on the cluster if this process is a `ray://` client."""
         if not self._client:
             return work(*arguments)
         return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))

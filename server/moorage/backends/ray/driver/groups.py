@@ -34,7 +34,7 @@ class JobGroups:
 
     Args:
         server: The first part of the groups' names.
-        holders: Make Ray choose the devices of a lease.
+        holders: Actors by which Ray is made to choose the devices of a lease.
     """
 
     def __init__(self, server: str, holders: Holders) -> None:
@@ -95,7 +95,7 @@ class JobGroups:
     def _within(
         self, bundles: Sequence[JsonMapping], take: Callable[[], bool], given_up: threading.Event
     ) -> bool:
-        """Call `take` while the devices of all bundles come first in Ray's order."""
+        """Call `take` while the devices of all bundles are the next that Ray would assign."""
         if not bundles:
             return take()
         first, *rest = bundles

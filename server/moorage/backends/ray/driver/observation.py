@@ -13,9 +13,9 @@ def observe(server: str) -> JsonObject:
     """Return the live nodes, their free resources, and the resources of each worker process.
 
     Args:
-        server: Id of a server whose placement groups count as leases, like those of pools.
+        server: Id of the server. Its placement groups, and those of slice pools, count as leased.
 
-    A `ray://` client lacks these calls, so for it this function must run on the cluster.
+    A `ray://` client cannot make these calls of Ray, so it must run this function on the cluster.
     """
     import ray  # noqa: PLC0415  # This function travels to the cluster.
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # Not public.

@@ -1,7 +1,7 @@
 """Runs workloads on Ray as detached actors, with one lock for each workload.
 
 Ray deletes the name of a dead actor, so the remaining actors do not show how many a workload should
-have. The daemon stores this shape of each workload and passes it to calls.
+have. So the daemon stores the shape of each workload (see `_Shape`) and passes it to calls.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ OUTPUT_SECONDS_MAX: Final = 60.0
 
 If the actor is dead, Ray reports that at once."""
 LOOK_SECONDS: Final = 20.0
-"""Longest seconds of one call that waits for a workload's end; then the call is repeated."""
+"""Longest time in seconds of one call that waits for a workload's end; then it is repeated."""
 EXACT_TRIES: Final = 8
 """Maximum restarts of an actor that Ray gives other devices than its lease's."""
 
@@ -57,7 +57,7 @@ class _Member:
     index: int
     handle: RayHandle
     runs: RayHandle = None
-    """Of an actor that this process made: ready once Ray has started the actor."""
+    """A reference that becomes ready when Ray has started the actor; None for a found actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ class Workloads:
     def _begin_answer(
         self, member: _Member, ref: Any, plan: JsonMapping, given_up: threading.Event
     ) -> Report:
-        """Wait until an actor reports its workload's start; once the actor runs, without limit."""
+        """Wait until an actor reports its workload's start; a time limit holds until it runs."""
         made = "runtime_env" in plan["options"]
         seconds = ENVIRONMENT_SECONDS_MAX if made else SCHEDULE_SECONDS_MAX
         deadline = time.monotonic() + seconds
@@ -463,7 +463,7 @@ class Workloads:
                 self._note_answer(refs[ref], ref)
 
     def _note_answer(self, workload: str, ref: Any) -> None:
-        """Handle an actor's answer to the wait for its workload's end: wait again, or report it."""
+        """Read an actor's answer to `wait_for_end`: report the workload's end, or wait again."""
         try:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:

@@ -38,8 +38,10 @@ class NodeContainer:
     ) -> None:
         self._program = next(filter(_works, filter(None, map(shutil.which, _ENGINES))), "")
         if not self._program:
-            reason = "a container needs a working docker or podman in Ray's PATH"
-            raise EngineError(f"{reason}; node {socket.gethostname()} has none")
+            raise EngineError(
+                "a container needs a working docker or podman in Ray's PATH; node"
+                f" {socket.gethostname()} has none"
+            )
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
         self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
         self._given, self._host, self._gpus = given, host, gpus

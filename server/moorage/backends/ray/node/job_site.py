@@ -1,9 +1,9 @@
 """Limits a job's Ray driver to its lease; `host` puts this file on the job's `PYTHONPATH`.
 
 Python imports it as `sitecustomize` at its start. Ray gives drivers no placement group, so this
-module makes the lease's group the driver's current one; its tasks and actors then run there, as for
-a task of Ray. If a release of Ray does not allow this, `import ray` fails, since an unbound job
-would take devices of others. It needs only the standard library.
+module makes the lease's group the driver's current group. The driver's tasks and actors then run in
+this group. If a release of Ray does not allow this, `import ray` fails, since an unbound job would
+take devices of others. This module needs only the standard library.
 """
 
 import importlib.machinery

@@ -5,9 +5,9 @@ library. Its standard input has two lines. The first is JSON: `command`; `memory
 limit); `after`, a command to run when no process is left; `stay`, whether processes that the
 command leaves behind may run on; and `folder`. The second is an order to stop: the seconds between
 SIGTERM and SIGKILL. The end of the input means that the actor is gone: then all processes are
-killed at once, and `folder` is removed. It writes two lines of JSON: the pid or the error of the
-start; and the exit code, when no process is left, or with `stay` when the command has ended. The
-warden closes its output last.
+killed at once, and `folder` is removed. The warden writes two lines of JSON. The first has the pid
+of the command, or the error of its start. The second has the exit code; it comes when no process is
+left, or with `stay` when the command has ended. The warden closes its output last.
 """
 
 import contextlib
