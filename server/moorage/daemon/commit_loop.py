@@ -2,7 +2,7 @@
 
 All other tasks post events. While one group of facts is being made durable, the next events are
 stepped already (group commit: the slower the disk, the larger the group). If no more facts are
-expected, the ledger gets the next group before that.
+expected, the ledger gets the next group before the first one is durable.
 """
 
 import asyncio

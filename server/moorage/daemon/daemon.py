@@ -62,7 +62,7 @@ class Daemon:
     async def stop(self) -> None:
         """Close the ports, let work under way finish, write a checkpoint, close the rest.
 
-        A standby server leads as soon as the last batch is committed.
+        A standby becomes the leader as soon as the last batch is committed.
         """
         election = self.trust.election
         if election is not None and election.standbys and not self.tasks.broken.done():

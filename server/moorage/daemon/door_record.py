@@ -49,7 +49,7 @@ def find_network() -> str:
 
 
 def write_doors(folder: Path, record: DoorRecord) -> Callable[[], None]:
-    """Write the record, for as long as this process runs; return a function that removes it.
+    """Write the record, valid while this process runs; return a function that removes it.
 
     Raises:
         OSError: The file cannot be written or locked.

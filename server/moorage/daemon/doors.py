@@ -1,6 +1,6 @@
 """The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
-`daemon.start` makes the ports; their handlers change when the server leads.
+`daemon.start` makes the ports; their handlers change when the server becomes the leader.
 """
 
 import os
@@ -264,6 +264,6 @@ def naming(advice: str) -> Iterator[None]:
 
 
 def origin_names(config: Config) -> Origins:
-    """Return the names under which the ports answer."""
+    """Return the host names and origins for which the ports answer."""
     hosts = (config.host, config.http_host, *config.allowed_hosts)
     return Origins(hosts, config.allowed_origins)

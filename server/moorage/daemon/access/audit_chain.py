@@ -36,7 +36,7 @@ class ChainError(Exception):
 
 
 def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
-    """Check a line after `before`; return the new end. `begins`: older lines may be deleted."""
+    """Check a line after `before`, or the oldest line (`begins`); return its number and hash."""
     body, found, tail = line.rpartition(_HASH_FIELD)
     try:
         entry = msgspec.json.decode(line, type=Sealed)
@@ -55,7 +55,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
 
 
 def is_beyond_end(line: bytes) -> bool:
-    """Return whether a line without its newline already has its complete hash field."""
+    """Return whether a line, even without its newline, already has its complete hash field."""
     _, found, tail = line.rpartition(_HASH_FIELD)
     return bool(found) and len(tail) >= _HASH_CHARS + len('"}\n')
 
@@ -93,7 +93,7 @@ def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
 
 
 def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
-    """Check that the log from line `first` to `end` contains the line of the noted number.
+    """Check that the log from line `first` to `end` contains the noted line.
 
     Raises:
         ChainError: The noted line is missing, or its hash differs.

@@ -39,8 +39,8 @@ _TAIL_BYTES: Final = 1 << 20
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
-"""`flock` without releasing the interpreter lock, as `fcntl.flock` does: beside a busy event loop,
-regaining that lock costs more than a call that does not wait."""
+"""`flock` that, unlike `fcntl.flock`, does not release the interpreter lock: beside a busy event
+loop, regaining that lock costs more than a call that does not wait."""
 
 log = structlog.get_logger("moored")
 
@@ -116,7 +116,7 @@ class AuditFiles:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock of the folder, so that one writer writes; forget a file that changed."""
+        """Hold the lock of the folder; close the open file if another process wrote to it."""
         if self._lock is not None:
             _take(self._lock)
             if not self._is_seen():
@@ -180,7 +180,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
 
     Args:
         folder: The data folder.
-        after: Number of the last line that is left out.
+        after: Lines up to this number are left out.
 
     Raises:
         ChainError: A line is not a JSON object.

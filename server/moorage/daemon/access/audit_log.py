@@ -1,7 +1,7 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own.
 
-The thread gets the entries as text: sharing their objects would cost both processors more than
-encoding them.
+The thread gets the entries as text: objects that two threads share would cost more processor time
+than the encoding.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ BATCH_MANY: Final = 4
 FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address that get an entry each, per minute; more are only counted."""
 SURPLUS_MAX: Final = 10_000
-"""Pairs of a tenant and a limit whose last entry is remembered."""
+"""Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
 
@@ -85,9 +85,9 @@ class AuditLog:
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self.surplus: Counter[str] = Counter()
-        """Number of requests beyond a limit of one tenant, by the name of the setting."""
+        """Number of requests that exceeded the limit of a tenant, by the name of the setting."""
         self._surplus: dict[tuple[str, str], tuple[float, int]] = {}
-        """Time of the last entry of a tenant and setting, and the refusals since."""
+        """Time of the last entry of a tenant and setting, and the number of refusals since."""
         self._unsaid = 0
         """Number of dropped entries that the log does not mention yet."""
         self._thread: threading.Thread | None = None

@@ -67,7 +67,7 @@ class AuditTrail:
     Args:
         audit: Takes the entries.
         origin: Returns who waits for the answer at an address.
-        asker: Returns the address that awaits the answer to a request, if one does.
+        asker: Returns the address that awaits the answer to a request; None: no address does.
         lease: Finds a lease that holds resources, or was one of the last to end.
         standing: The state of leases at the start; from then on, it follows the facts.
     """
@@ -88,7 +88,7 @@ class AuditTrail:
         self._made: list[AuditEntry] = []
         """Entries of facts that are not durable yet, with the facts' numbers since the start."""
         self._stepped = self._durable = 0
-        """Numbers of facts since the start: those stepped, and those durable."""
+        """Number of facts since the start, and the number of these that are durable."""
 
     def observe_step(self, event: Event, turn: Turn) -> None:
         """Make the entries of a step before its answer leaves. Runs on the hot path."""

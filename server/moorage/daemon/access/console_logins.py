@@ -1,4 +1,4 @@
-"""Logins to the console: cookies, each exchanged for a token. Both ports read them.
+"""Logins to the console: cookies, each issued in exchange for a token. Both ports accept them.
 
 The logins are stored, so that they outlast a server, and other servers on the same database know
 them. The stored data gives no access: it has the digest of a cookie, and its token in a form from
@@ -122,7 +122,7 @@ class ConsoleLogins:
         """End the logins of these cookies.
 
         Raises:
-            ServiceError: `unavailable`: that cannot be stored.
+            ServiceError: `unavailable`: the logout cannot be stored.
         """
         try:
             self._rows.delete([digest(cookie) for cookie in cookies])

@@ -45,7 +45,7 @@ class ClaimSettings:
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
             dotted, too.
-        roles: Role by value of that claim; empty: the claim has our own names of roles.
+        roles: Role for each value of that claim; empty: the values are this server's role names.
     """
 
     issuer: str
@@ -66,7 +66,7 @@ class OidcTokens:
         """Caller and expiry of each verified token, by the token's digest."""
         self._of_changes = 0
         self._have_ended = False
-        """Whether accepted tokens may be void, since keys were withdrawn."""
+        """Whether the keys have changed, so that tokens accepted earlier may be void."""
         self._ends: set[int] = set()
         """Expiry times of accepted tokens, in seconds."""
 
@@ -122,7 +122,7 @@ class OidcTokens:
             self._verified.clear()
 
     def _is_ours(self, bearer: str) -> bool:
-        """Return whether a token names the issuer and has not expired, unverified."""
+        """Return whether a token, not verified yet, names the issuer and has not expired."""
         try:
             claims = jwt.decode(bearer, options={"verify_signature": False})
             lasts = float(claims["exp"]) + SKEW_SECONDS > time.time()

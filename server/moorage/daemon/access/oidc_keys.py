@@ -51,7 +51,7 @@ class KeysUnavailableError(Exception):
 
 
 class IssuerRefusesError(KeysUnavailableError):
-    """The issuer refuses the code that it was sent."""
+    """The issuer refuses the browser's authorization code."""
 
 
 class IssuerKeys:

@@ -1,4 +1,4 @@
-"""Limits the rates of requests and evaluations per tenant, with a token bucket each."""
+"""Limits the rates of requests and evaluations, with token buckets for each tenant."""
 
 import time
 from collections.abc import Callable
@@ -93,8 +93,8 @@ class TenantRates:
     """Refuses requests and uploads of a tenant that exceed its rate.
 
     Args:
-        requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
-        uploads_per_minute: Policies that are published; 0: any number.
+        requests_per_second: Messages on the WebSocket and the same requests over HTTP; 0: no limit.
+        uploads_per_minute: Policies that are published; 0: no limit.
         clock: Seconds on a clock that never goes back.
         evaluations: Limits the processor time of a tenant's policies; None: no limit.
     """

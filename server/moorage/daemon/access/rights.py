@@ -55,8 +55,8 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
 assert RIGHT_OF.keys() == {wire.AllocationRequest, wire.BlockRequest, *wire.OPERATIONS.values()}
 
 _DRY_RUNS_FOR_ALL: Final = wire.Cordon | wire.Drain | wire.Uncordon
-"""Operations whose dry runs need only the right to read: of other tenants' leases, they show the
-number."""
+"""Operations whose dry runs need only the right to read: these show only the number of other
+tenants' leases."""
 _DETAILS: Final[JsonMapping] = {"verdict": "not_you"}
 
 
@@ -105,7 +105,7 @@ class Ownership:
     policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to change or delete another tenant's cluster, or one with others' leases.
+        """Refuse to change or delete a cluster of which another tenant is the owner or has leases.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
@@ -144,7 +144,7 @@ class Ownership:
         _check_owner(caller, await self.owners.executor(name), does)
 
     def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to register a cluster while other tenants have leases on its predecessor.
+        """Refuse to register a deleted cluster again while other tenants have leases on it.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.

@@ -37,7 +37,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
     Args:
         digest: SHA-256 of the token, in hexadecimal.
-        cluster_id: The cluster that its machine joins.
+        cluster_id: The cluster that the agent's machine joins.
         expires_at: The end of the token, in seconds since the epoch.
         agent: Id of the agent that used it; empty: the token is unused.
     """
@@ -72,8 +72,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
         address: The address from which the agent last connected.
         unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.
-        forgotten: Whether the server has to remove its node, then this record: it was forgotten,
-            or has not finished joining. So no crash or stopped server leaves a stray node.
+        forgotten: Whether the server must remove its node, and then this record: the agent was
+            forgotten, or did not finish joining. After a crash, the record still shows this.
         folder: Its data folder, at its last connection; None: unknown.
     """
 
@@ -103,7 +103,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Reclaim(msgspec.Struct, frozen=True):
-    """An operator's order that agents follow this server, whichever they followed before.
+    """An operator's order that agents follow this server, whichever server they followed before.
 
     Args:
         epoch: A number that is added to the epoch of each server on this storage.
@@ -145,7 +145,7 @@ class AgentStore:
         return self._agents
 
     def forgotten(self) -> AbstractSet[Place]:
-        """Return the places of forgotten agents whose node may be in its cluster.
+        """Return the places of forgotten agents whose node may still be in its cluster.
 
         Raises:
             AgentStoreError: The stored rows cannot be read.
@@ -154,7 +154,7 @@ class AgentStore:
         return self._forgotten
 
     def _read_changes(self, documents: Mapping[str, bytes]) -> None:
-        """Decode the documents that have changed: a thousand machines join one by one."""
+        """Decode only changed documents: each of a thousand joining machines changes one."""
         put, gone = diff_rows(self._documents, documents)
         for (key,) in gone:
             self._records.pop(key, None)
@@ -187,7 +187,7 @@ class AgentStore:
         return known.epoch if isinstance(known, Reclaim) else 0
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
-        """Return the agent of a key, or a joining token; None: the secret is neither.
+        """Return the agent with this key, or this joining token; None: the secret is neither.
 
         Raises:
             AgentStoreError: The stored rows cannot be read.
@@ -282,7 +282,8 @@ class AgentStore:
     def reclaim(self, now: float) -> int:
         """Make agents follow this server again, whatever epoch they saw; return the increment.
 
-        Epochs grow with each change of the leader, so they grow more slowly than the time.
+        The increment grows with the time, and so faster than epochs: these grow by changes of the
+        leader.
 
         Raises:
             AgentStoreError: The change cannot be stored.

@@ -1,7 +1,7 @@
 """Lets agents in, puts their machines into the registry, and notices when they are lost.
 
-The gateway passes connections to `serve`; `backends.agents` uses them. An agent is not a caller:
-its key is valid on this path only.
+The gateway passes agents' connections to `serve`; `backends.agents` starts workloads over them. An
+agent is not a caller: its key is valid on this path only.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ HELLO_SECONDS_MAX: Final = 10.0
 ANSWER_SECONDS_MAX: Final = 3.0
 """How long a connected agent may take to answer when another agent shows the same key."""
 BEAT_SECONDS: Final = (5.0, 10.0)
-"""Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
+"""Shortest and longest pause between two beats of an agent. If `agent_lost_seconds` is low, both
+are shorter."""
 BEATS_A_SECOND: Final = 50
 """Beats of all agents per second, within `BEAT_SECONDS`; Nomad's `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
@@ -145,7 +146,7 @@ class AgentRoster:
         self._thread.close()
 
     def now(self) -> AgentsNow:
-        """Return the number of connected agents, and the names of the others."""
+        """Return the numbers of connected, absent and lost agents, and some absent agents."""
         machines = [each for each in self._fleet.machines() if not each.gone] if self._fleet else []
         absent = sorted((each for each in machines if each.link is None), key=_absent_longest)
         first = [
@@ -498,8 +499,8 @@ class AgentRoster:
     def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
         """Return the registered node of the server's own machine; None: there is none.
 
-        The note in the data folder counts before the machine id, which copies of one disk share. A
-        tenant's document of a machine with this id is ignored.
+        The node that the data folder notes takes precedence over a node with the same machine id,
+        which copies of one disk share. A tenant's document of a machine with this id is ignored.
         """
         nodes = {
             (cluster, str(each.get("id"))): each
@@ -516,7 +517,7 @@ class AgentRoster:
         return found and (ClusterId(found[0]), NodeId(found[1]))
 
     def _is_of_tenant(self, cluster: str) -> bool:
-        """Return whether a tenant registered a cluster; without tokens, all are of `local`."""
+        """Return whether a tenant other than `local`, the owner without tokens, has a cluster."""
         return self._owner(cluster) not in {"", SERVER_ITSELF, LOCAL.tenant}
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
@@ -683,5 +684,5 @@ def _failure(done: "asyncio.Task[None]") -> BaseException | None:
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:
-    """Order absent machines: those that count as lost first, then by when they were heard."""
+    """Return a sort key: machines that count as lost first, then those silent for longest."""
     return not machine.lost, machine.heard_time

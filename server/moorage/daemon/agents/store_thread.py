@@ -1,7 +1,7 @@
 """The thread that uses the store of agents, so that no request waits for its disk.
 
 Changes that arrive while another becomes durable share the next transaction: a thousand machines
-that regain power together take some dozens.
+that regain power together take some dozens of transactions.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ class BlockSpec:
         filter: An unparsed filter body that selects the clusters to try, and its place in the
             document; None: every live cluster.
         demand: The amounts that the built-in resourceAllocator looks for: the block's `resources`,
-            in the form of an ad-hoc request's; None if the block gives none.
+            in the form of those of an ad-hoc request; None if the block gives none.
     """
 
     cluster_allocator: PolicySpec

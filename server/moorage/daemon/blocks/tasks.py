@@ -111,7 +111,7 @@ class BlockServices:
                 break
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether a tenant may store no more tasks even after finished ones go."""
+        """Return whether a tenant's new task finds no room; forget a finished task to make room."""
         if len(self._tasks) < TASKS_MAX or self._forget_oldest(lambda _: 1):
             return False
         own = sum(task.tenant == tenant for task in self._tasks.values())

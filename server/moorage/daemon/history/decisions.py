@@ -42,7 +42,7 @@ Subject = Ask | Lease
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """The place of a decision: at a fact (`number` 0), or at refusal `number` after that fact."""
+    """The place of a decision: the fact `seq` (`number` is 0), or refusal `number` after it."""
 
     seq: int
     number: int

@@ -24,9 +24,9 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
-"""Maximum rebuilt or waiting fleets of one tenant; a further one is refused as `busy`."""
+"""Maximum fleets of one tenant that are, or wait to be, rebuilt; one more is refused as `busy`."""
 RECALLS_MAX: Final = 32
-"""Maximum rebuilt or waiting fleets of all tenants."""
+"""Maximum fleets of all tenants that are, or wait to be, rebuilt."""
 FACTS_MAX: Final = 200_000
 """Maximum facts that are applied again for one answer."""
 
@@ -111,7 +111,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Wait for the turn to rebuild a fleet: one is rebuilt at a time, for tenants in turn."""
+        """Wait until a fleet may be rebuilt: one at a time is, and the tenants take turns."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"

@@ -1,7 +1,7 @@
 """Measures durations, as histograms of `/metrics`.
 
-On the hot path an observation is a search among a dozen bounds and two additions: the library's
-own histograms take a lock each time.
+On the hot path, an observation costs two additions and a search among a dozen bounds. The library's
+own histograms would take a lock each time.
 """
 
 from bisect import bisect_left
@@ -87,7 +87,7 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Series:
-    """Durations of one label's value: counts by bucket, and the sum of the seconds."""
+    """Durations of one value of the label: counts by bucket, and the sum of the seconds."""
 
     counts: list[int]
     seconds: float = 0.0
