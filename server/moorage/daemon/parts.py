@@ -137,7 +137,7 @@ class OpenLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stores(Generic[L_co]):
-    """The open stores, and the core with the ledger's state, which is written or followed."""
+    """The open stores, and the core with the state of the ledger; a standby follows the ledger."""
 
     ledger: L_co
     allocator: Allocator

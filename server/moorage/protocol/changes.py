@@ -1,6 +1,6 @@
 """`change` of a what-if: the changes to assume. The daemon reads `change` with `read_change`.
 
-In the message, `change` is any object, as before what-ifs existed; this module has its schema.
+In the type of the message, `change` is any object; this module has its schema.
 """
 
 from collections.abc import Iterator

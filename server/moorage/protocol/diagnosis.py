@@ -40,7 +40,8 @@ _HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-
 _PAIR_CHARS: Final = 12
 _MILLI: Final = 1000
 LOOKED_AT_MAX: Final = 10_000
-"""At most this many values are searched for one that cannot be packed; else the field is named."""
+"""At most this many values are searched for one that cannot be packed. If none is found, the error
+names the whole field."""
 _ABSENT: Final = (None, msgspec.Raw(b"null"), msgspec.Raw(b'""'))
 
 

@@ -26,8 +26,8 @@ class FairSemaphore:
             turns but one.
         waiting_max: The largest number of callers that wait; None: no limit.
         busy: The refusal of a further caller: the words that follow the number of waiters.
-        rests: Whether a turn stays taken for as long again as it was held, so that this work gets
-            at most half of the event loop's time.
+        rests: Whether a turn that took some time stays taken for the same time again, so that this
+            work gets at most half of the event loop's time.
     """
 
     def __init__(

@@ -295,7 +295,7 @@ async def test_foreign_tokens_cause_no_fetch_of_keys(issuer: Issuer) -> None:
         *("hangs", "too long an answer"),
     ],
 )
-async def test_callers_may_retry_while_keys_cannot_be_fetched(
+async def test_a_token_is_refused_until_its_key_can_be_fetched(
     issuer: Issuer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc_keys, "FETCH_SECONDS_MAX", 1.0)

@@ -333,7 +333,7 @@ async def test_a_defect_in_one_workload_ends_only_its_lease(call):
     assert not house.tasks.broken.done()
 
 
-async def test_a_workload_has_to_end_within_the_time_of_the_settings_and_of_its_notice():
+async def test_the_setting_and_the_notice_bound_the_time_in_which_a_workload_stops():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 
@@ -355,7 +355,7 @@ async def test_a_workload_has_to_end_within_the_time_of_the_settings_and_of_its_
     assert not tasks.broken.done()
 
 
-async def test_a_starting_workload_has_to_end_within_the_time_of_its_notice():
+async def test_the_notice_bounds_the_time_in_which_a_starting_workload_stops():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 

@@ -100,8 +100,8 @@ class Finder:
         Args:
             action: Filter or search.
             body: As the client sent it, bare or in its envelope.
-            tenant: The caller's tenant: the search waits for its turn, a ranking policy acts for
-                it.
+            tenant: The caller's tenant. The search waits for this tenant's turn, and a ranking
+                policy acts for this tenant.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
             candidates: Search only clusters, and rank only the live ones.
@@ -211,7 +211,7 @@ def code_of(record: PolicyRecord) -> contract.PolicyCode:
 
 
 def place_of(no: Refusal, at: str) -> str:
-    """Return the field that a policy's schemas refuse; "" if the refusal has another cause.
+    """Return the path of the refused field in the request; "" if the refusal names no field.
 
     Args:
         no: Why the policy was not consulted.

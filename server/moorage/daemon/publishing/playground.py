@@ -1,8 +1,8 @@
 """The console's playground: runs a page's trials in a separate program.
 
 That program is `moorage.lab.offline`, which plays on a core and in cells of its own, in the same
-jail. The program has no variables of this process, runs at low priority, and ends when its time is
-over.
+jail. The program gets only a few environment variables of this process, runs at low priority, and
+ends when its time is over.
 """
 
 import asyncio

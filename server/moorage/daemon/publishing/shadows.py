@@ -373,7 +373,7 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 
 
 def _compare(ask: Ask, side: Side, state: State) -> None:
-    """Return the placement in an answer, and whether the core could ever grant it.
+    """Set the placement of an answer, or its refusal if the core could never grant it.
 
     The fleet may have changed since the answer, so a place that is taken now is no fault.
     """

@@ -23,7 +23,7 @@ TENANTS_MAX: Final = 1024
 MANY: Final = 20
 """Least number of answers in a published statistic: fewer would reveal single answers."""
 TENANTS_SUFFICIENT: Final = 3
-"""Number of tenants whose failures, without a good answer between, count as those of all users."""
+"""Number of tenants whose failures, with no good answer in between, count as those of all users."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -60,7 +60,7 @@ class VersionStatistics:
         self._codes: Counter[str] = Counter()
         """Codes of the faults since the last good answer."""
         self.bearable = 0
-        """The value of `consecutive` when a fallback was last tried in vain; 0: no such attempt."""
+        """The value of `consecutive` when a fallback last failed; 0: none has failed."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()

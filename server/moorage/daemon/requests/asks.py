@@ -1,6 +1,6 @@
 """Turns a client's request into an `Ask` of the core, or into a refusal that says what to change.
 
-`admission` calls it once everything that the ask needs is at hand: no function here waits, except
+`admission` calls it once everything that the ask needs is known: no function here waits, except
 `search_candidates`.
 """
 
@@ -34,7 +34,7 @@ _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Number of requests for which random bytes are drawn in one call."""
 _ALIKE_BYTES: Final = 2
-"""Number of first bytes that all ids of one draw share. Their facts are then neighbours in the
+"""Number of leading bytes that all ids of one draw share. Their facts are then neighbours in the
 ledger's index of ids, so a commit writes a few pages of the index, not one for each fact."""
 
 

@@ -262,7 +262,7 @@ class WorkloadControl:
         return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
-        """Report at once that a workload that was taken over is ready, if the backend knows it.
+        """Report at once that a workload that was taken over runs, if the backend knows that.
 
         Later reports about the workload go to this lease, so its start has nothing left to do.
         """
@@ -439,7 +439,7 @@ class WorkloadControl:
         return None
 
     def _stop_seconds(self, lease: Lease) -> float:
-        """Return the longest time that a workload may take to stop; if preempted, its notice."""
+        """Return the longest time that a workload may take to stop; for a preempted lease, less."""
         if lease.notice is None:
             return self._stop_seconds_max
         notice = lease.terms.notice_seconds or PREEMPTED_STOP_SECONDS
