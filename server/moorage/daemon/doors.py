@@ -129,7 +129,7 @@ class Doors:
             self._web.change(services)
 
     def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
-        """Serve HTTP without TLS for the server's own token alone; yield the URL."""
+        """Serve HTTP without TLS, only for callers with the server's own token; yield the URL."""
         assert self._web is not None  # The port is open.
         return self._web.serve_itself(bearer)
 
@@ -254,7 +254,7 @@ def _reachable(host: str, port: int) -> str:
 
 @contextmanager
 def naming(advice: str) -> Iterator[None]:
-    """Add the setting that fixes the fault to a system error's message."""
+    """Append `advice`, the setting to change, to the message of a system error."""
     try:
         yield
     except OSError as error:

@@ -80,7 +80,7 @@ def serve(
         read: Reads the settings again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Fills the catalog before the ready line, in a thread.
-        links: Environment variables of service links, which are not settings.
+        links: Variables that a Kubernetes Service or a linked container sets; not settings.
     """
     configure_log(config, log)
     if links:

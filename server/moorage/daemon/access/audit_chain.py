@@ -46,7 +46,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
         raise ChainError(f"{place}: the hash is not at the end of the line")
     if not begins and entry.number != before.number + 1:
         missing = f"expected entry {before.number + 1}, found {entry.number}"
-        raise ChainError(f"{place}: {missing}: lines are missing or in the wrong order")
+        raise ChainError(f"{place}: {missing}; lines are missing or in the wrong order")
     origin = entry.prev if begins else before.hash
     digest = hashlib.sha256(origin.encode() + body).hexdigest()
     if entry.prev != origin or entry.hash != digest:
@@ -61,7 +61,7 @@ def is_beyond_end(line: bytes) -> bool:
 
 
 class Sealed(msgspec.Struct):
-    """The fields of a line that the chain reads."""
+    """The fields of a line by which the chain is checked."""
 
     number: int
     prev: str
@@ -78,7 +78,7 @@ def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
 
 
 def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """Return JSON lines with numbers and hashes, and the chain's end. Runs on the hot path."""
+    """Add number and hash to JSON lines; return them and the chain's end. Runs on the hot path."""
     lines = list[bytes]()
     number, former = end.number, end.hash.encode()
     for text in encoded[1:-2].split(b"}\n{") if encoded else ():

@@ -26,7 +26,8 @@ from moorage.records.rights import Caller
 from moorage.storage.base import AuditRows, StorageError
 
 PENDING_MAX: Final = 100_000
-"""Maximum entries that wait for the disk; the log says how many further ones were dropped."""
+"""Maximum entries that wait for the disk; further entries are dropped, and the log has their
+number."""
 GATHER_SECONDS: Final = 0.02
 """Seconds in which entries are gathered, to be written together."""
 GATHER_SECONDS_MAX: Final = 0.2
@@ -35,7 +36,7 @@ interpreter's lock from the event loop several times, which costs more than the 
 BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
-"""Failed logins of one address that get an entry each, per minute; more are only counted."""
+"""Maximum failed logins per minute and address with an entry each; further ones are counted."""
 SURPLUS_MAX: Final = 10_000
 """Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0

@@ -39,7 +39,7 @@ _SERVER = "moored"
 K = TypeVar("K")
 V = TypeVar("V")
 NODES_MAX: Final = 32
-"""Nodes of a reservation that an entry names; if there are more, it has only their number."""
+"""Maximum nodes of a reservation that an entry names; of more nodes, it has only the number."""
 REASON_CHARS_MAX: Final = 200
 
 
@@ -168,7 +168,7 @@ class AuditTrail:
     def _about_operators(
         self, to: Address | None, fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved
     ) -> AuditEntry:
-        """Return the entry of an operator's setting, with the old value."""
+        """Return the entry for a setting that an operator changed, with the old value."""
         standing, why = self._standing, ""
         match fact:
             case QuotaSet(tenant, project, after, at, who):
@@ -253,7 +253,7 @@ class AuditTrail:
 
 
 def _places(placement: Placement) -> JsonValue:
-    """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
+    """Return the placement of a lease: cluster, node, GPUs and thousandths of each GPU."""
     if len(placement) == 1:
         share = placement[0]
         return ((share.cluster_id, share.node_id, share.gpus, share.gpu_milli),)

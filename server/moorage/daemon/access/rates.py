@@ -15,7 +15,7 @@ WATCHERS: Final = "tenant_watchers_max"
 LIMITS: Final = (REQUESTS, UPLOADS, EVALUATIONS, WATCHERS)
 """Names of the settings that limit one tenant."""
 TENANTS_MAX: Final = 10_000
-"""Token buckets in memory, one per tenant; one more drops the bucket that was full longest ago."""
+"""Maximum token buckets in memory, one per tenant; one more drops the bucket used longest ago."""
 MINUTE_SECONDS: Final = 60.0
 RETRY_SECONDS_MIN: Final = 0.1
 """Least seconds until a retry, for a tenant whose bucket is exactly empty."""

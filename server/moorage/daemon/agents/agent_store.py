@@ -328,7 +328,7 @@ class AgentStore:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Commit the changes of a block in one transaction, without those that fail.
+        """Commit the changes in a `with` block in one transaction, except changes that fail.
 
         Raises:
             AgentStoreError: The transaction cannot be stored.

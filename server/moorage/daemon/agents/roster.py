@@ -72,7 +72,7 @@ COPIED: Final = (
 )
 """The refusal of a copied data folder."""
 DISPLACED_MAX: Final = 100
-"""Maximum nodes that one machine replaces: each has one of its devices or ids."""
+"""Maximum registered nodes that a machine replaces, since they have its devices or ids."""
 
 log = structlog.get_logger("moored")
 

@@ -1,7 +1,7 @@
 """The block endpoints of the gateway: they answer at once, or start a task to be read later.
 
-`daemon.requests.services` hands the methods to the HTTP front door. Tasks live in memory: they are
-advice, and a client whose task is gone asks again.
+`daemon.requests.services` hands the methods to the HTTP port. Tasks live in memory only: results
+are advice, and a client whose task is lost repeats its request.
 """
 
 import secrets
@@ -23,7 +23,7 @@ TASKS_MAX: Final = 1024
 forgotten. If no task is finished, the new task is refused as `busy`, except for tenants with few
 tasks."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Maximum bytes of stored results; beyond this, the tenant with most loses its oldest ones."""
+"""Maximum bytes of stored results; beyond this, the tenant with most bytes loses its oldest."""
 
 
 @dataclass(slots=True)

@@ -142,7 +142,7 @@ class RecalledFleets:
         raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
 
     async def _state(self, was: Callable[[LedgerEntry], bool]) -> tuple[State, int]:
-        """Return the state after the facts up to a point, and the last of these facts."""
+        """Return the state after all facts for which `was` is true, and the last fact's number."""
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
         if await self._ledger.history_start() is not None or any(map(was, beyond)):

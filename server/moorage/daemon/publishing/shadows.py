@@ -123,7 +123,7 @@ class Tally:
     def report(self, version: str, *, whole: bool) -> ComparedVersion:
         """Return the totals; unless `whole`, only figures that cover many answers.
 
-        Then no figure depends on a single answer, which the version controls.
+        A version controls each of its answers, and could reveal a request by a single one.
         """
         placed = self.kinds["placed"]
         return ComparedVersion(
