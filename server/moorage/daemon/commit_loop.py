@@ -28,17 +28,17 @@ from moorage.ledger.base import Ledger
 from moorage.model import Code
 
 BATCH_MAX: Final = 256
-"""Events stepped before the loop lets sockets be read again."""
+"""Maximum events that the loop steps before sockets are read again."""
 BATCH_SECONDS_MAX: Final = 0.005
-"""Seconds that a batch may take: a page of a large fleet costs as much as a thousand events."""
+"""Maximum seconds of a batch: listing a large fleet takes as long as a thousand other events."""
 GROUP_FACTS_MAX: Final = 1_000
-"""Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
+"""Maximum facts in one group, rounded up to whole turns: encoding a group takes milliseconds."""
 LONE_FACTS_MAX: Final = 16
 """Maximum facts for whose commit the loop waits if it has nothing else to do."""
 GROUPS_MAX: Final = 2
 """Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000
-"""Facts that may wait for the disk; beyond it events stay in the inbox."""
+"""Maximum facts that wait for the disk; beyond this, events stay in the inbox."""
 READ_SECONDS: Final = 1.0
 """Least seconds to read sockets after a stall before anything expires."""
 FULL: Final = Refusal(

@@ -47,7 +47,7 @@ class Daemon:
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Accept only these tokens from now on, and close the sessions of all others."""
+        """Accept only these tokens from now on, and close the sessions of all other tokens."""
         self.tokens.change(tokens)
         self.gateway.expel()
 

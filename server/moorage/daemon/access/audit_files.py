@@ -230,7 +230,8 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     """Return whether a line is still being written: it lacks its newline.
 
     Raises:
-        ChainError: The line can never be completed: a file follows, or its newline was changed.
+        ChainError: The line can never be completed: a later file exists, or the newline was
+            changed.
     """
     if line.endswith(b"\n"):
         return False

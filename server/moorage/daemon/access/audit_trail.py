@@ -69,7 +69,7 @@ class AuditTrail:
         origin: Returns who waits for the answer at an address.
         asker: Returns the address that awaits the answer to a request; None: no address does.
         lease: Finds a lease that holds resources, or was one of the last to end.
-        standing: The state of leases at the start; from then on, it follows the facts.
+        standing: The operators' settings at the start; from then on, the facts change them.
     """
 
     def __init__(

@@ -131,7 +131,6 @@ class BrowserSignIn:
         return self._request["audience"] in ([audience] if isinstance(audience, str) else audience)
 
     async def _endpoint(self, name: str) -> str | None:
-        """Return the URL of one of the issuer's endpoints."""
         if not self._keys.discovered and not await self._keys.refresh():
             return None
         place = self._keys.discovered.get(name)

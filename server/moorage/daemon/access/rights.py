@@ -88,8 +88,8 @@ class Ownership:
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
     tenant that made it; metrics to the owner of their cluster or block, else to the tenant that
     stored them. Objects that were made before owners were recorded belong to all tenants. Any
-    tenant may start a shadow on any alias: it changes no answer, and shows a tenant only the
-    tenant's own requests.
+    tenant may start a shadow on any alias: a shadow changes no answer, and its report shows a
+    tenant only the tenant's own requests.
 
     Args:
         state: The core's state, which has the leases; read only.

@@ -122,7 +122,7 @@ class ServerTls:
         context: The TLS context of new connections.
 
     Raises:
-        OSError: A file cannot be read, or holds no certificate or key, or they do not match.
+        OSError: A file cannot be read or holds no certificate or key, or the two do not match.
     """
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None) -> None:

@@ -648,7 +648,6 @@ class AgentRoster:
         return "forgotten"
 
     async def _drop(self, machine: AgentMachine) -> None:
-        """Remove a machine from the fleet."""
         if self._fleet is None or machine.gone:
             return
         self._nodes.pop(machine.place, None)

@@ -68,7 +68,7 @@ class FleetMap:
 
     Attributes:
         is_outdated: The inventory has changed: a new map must be made.
-        tenants: Names, by their number in the columns; "" is none.
+        tenants: Names of tenants, by their number in the columns; "" means no tenant.
     """
 
     def __init__(self, state: State) -> None:

@@ -212,7 +212,7 @@ class Shadow:
         )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
-        """Return the candidate's faults, counted by code; other tenants see only their own."""
+        """Return the candidate's faults, counted by code; unless `whole`, only those of `tenant`."""
         if whole:
             kinds = self.tallies[1].kinds
         else:
@@ -221,7 +221,7 @@ class Shadow:
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
     def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
-        """Return the report (docs/how-to/publish-policies.md); `whole`: also of other tenants."""
+        """Return the report; unless `whole`, other tenants' requests are hidden."""
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 
