@@ -10,7 +10,7 @@ from typing import Final
 from moorage.model import Tenant
 
 READ_SECONDS_MAX: Final = 0.002
-"""At most this many seconds per tenant and turn of the event loop; a request takes ten turns."""
+"""At most this many seconds per tenant and turn of the event loop. A reply takes ten turns."""
 
 
 class LoopShares:

@@ -138,7 +138,7 @@ def failure(
     details: JsonMapping | None = None,
     **shared: Unpack[Shared],
 ) -> bytes:
-    """Write a failure reply: `message` for clients that existed before Moorage, and `error`.
+    """Write a failure reply, with `message` for people and `error` for programs.
 
     Args:
         code: The error code, for programs.

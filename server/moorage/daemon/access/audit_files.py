@@ -116,7 +116,7 @@ class AuditFiles:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock of the folder; close the open file if another process wrote to it."""
+        """Hold the lock of the folder; close the open file if it has changed or is full."""
         if self._lock is not None:
             _take(self._lock)
             if not self._is_seen():

@@ -36,7 +36,7 @@ interpreter's lock from the event loop several times, which costs more than the 
 BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
-"""Maximum failed logins per minute and address with an entry each; further ones are counted."""
+"""Maximum failed logins per minute and address that get an entry; others are only counted."""
 SURPLUS_MAX: Final = 10_000
 """Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0

@@ -105,7 +105,7 @@ class Ownership:
     policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to change or delete a cluster of which another tenant is the owner or has leases.
+        """Refuse to change or delete a cluster that another tenant owns or has leases on.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.

@@ -282,8 +282,8 @@ class AgentStore:
     def reclaim(self, now: float) -> int:
         """Make agents follow this server again, whatever epoch they saw; return the increment.
 
-        The increment grows with the time, and so faster than epochs: these grow by changes of the
-        leader.
+        The increment grows with the time. Epochs grow only when the leader changes, and so more
+        slowly.
 
         Raises:
             AgentStoreError: The change cannot be stored.

@@ -517,7 +517,7 @@ class AgentRoster:
         return found and (ClusterId(found[0]), NodeId(found[1]))
 
     def _is_of_tenant(self, cluster: str) -> bool:
-        """Return whether a tenant other than `local`, the owner without tokens, has a cluster."""
+        """Return whether a tenant owns a cluster, except `local`, which owns all without tokens."""
         return self._owner(cluster) not in {"", SERVER_ITSELF, LOCAL.tenant}
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:

@@ -53,8 +53,8 @@ class BlockSpec:
         resource_allocator: Scores one cluster and names a node of it.
         filter: An unparsed filter body that selects the clusters to try, and its place in the
             document; None: every live cluster.
-        demand: The amounts that the built-in resourceAllocator looks for: the block's `resources`,
-            in the form of those of an ad-hoc request; None if the block gives none.
+        demand: The amounts that the built-in resourceAllocator looks for, from the block's
+            `resources`; None: the block has no `resources`.
     """
 
     cluster_allocator: PolicySpec

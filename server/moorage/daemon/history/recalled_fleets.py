@@ -24,9 +24,9 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
-"""Maximum fleets of one tenant that are, or wait to be, rebuilt; one more is refused as `busy`."""
+"""Maximum requests of one tenant for past fleets at a time; one more is refused as `busy`."""
 RECALLS_MAX: Final = 32
-"""Maximum fleets of all tenants that are, or wait to be, rebuilt."""
+"""Maximum requests of all tenants for past fleets at a time."""
 FACTS_MAX: Final = 200_000
 """Maximum facts that are applied again for one answer."""
 
@@ -111,7 +111,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Wait until a fleet may be rebuilt: one at a time is, and the tenants take turns."""
+        """Wait for a turn to rebuild a fleet. There is one turn at a time, and tenants alternate."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"

@@ -1,6 +1,6 @@
 """Topic `shapes`: tells all watchers how often the most frequent demands fit.
 
-The module `shapes` counts how often they fit.
+The module `shapes` does the counting.
 """
 
 import asyncio

@@ -212,7 +212,7 @@ class Shadow:
         )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
-        """Return the candidate's faults by code; unless `whole`, only those seen by `tenant`."""
+        """Return the candidate's faults by code; unless `whole`, only at requests of `tenant`."""
         if whole:
             kinds = self.tallies[1].kinds
         else:
