@@ -40,7 +40,7 @@ GROUPS_MAX: Final = 2
 UNCOMMITTED_MAX: Final = 20_000
 """Maximum facts that wait for the disk; beyond this, events stay in the inbox."""
 READ_SECONDS: Final = 1.0
-"""Least seconds to read sockets after a stall before anything expires."""
+"""Seconds after a stall in which sockets are read before anything expires."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
     "The disk of the server is full, so it grants no leases. Existing leases can be renewed and "

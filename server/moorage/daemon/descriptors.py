@@ -15,7 +15,7 @@ from moorage.web.connections import CONNECTIONS_MAX
 RESERVED: Final = 128
 """Descriptors that connections may not use; if the system allows few, half of all."""
 SPARE: Final = 32
-"""Descriptors that requests may not use, either."""
+"""Descriptors that neither connections nor requests may use."""
 
 
 def raise_limit() -> None:

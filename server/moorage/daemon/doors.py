@@ -119,7 +119,7 @@ class Doors:
             log.warning("doors_not_recorded", finding=reason)
 
     def give_way(self) -> None:
-        """Redirect HTTP callers to the leader, if another server may lead."""
+        """Redirect HTTP callers to the leader, if this server can be a standby."""
         if self._standby is not None:
             self.show(self._standby)
 
@@ -185,8 +185,11 @@ def make_entrance(
     issuer, browsers = _issuer(config, tasks)
     tokens = Tokens(config.tokens, config.operators, named_tokens, issuer)
     if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
-        reason = "the database has no tokens, but other machines can reach this server: create one"
-        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
+        raise ServiceError(
+            Code.UNAVAILABLE,
+            "the database has no tokens, but other machines can reach this server: create one "
+            "with `moored token create`",
+        )
     logins = None
     if config.console:
         lasts = config.console_login_seconds
@@ -216,7 +219,9 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
         from moorage.daemon.access import oidc, oidc_keys, oidc_sign_in  # noqa: PLC0415  # They need an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('oidc')}, or remove the setting oidc_issuer"
-        raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
+        raise ServiceError(
+            Code.UNAVAILABLE, f"the setting oidc_issuer needs the module {error.name}: {way}"
+        ) from error
     claims = oidc.ClaimSettings(
         config.oidc_issuer,
         config.oidc_audience,

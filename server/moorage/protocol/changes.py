@@ -25,7 +25,7 @@ CordonMode = Literal["uncordon", "cordon", "drain"]
 
 
 class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nodes to add to a cluster: `like` an existing node, or as a `node` of its document."""
+    """Nodes to add to a cluster: copies of the existing node `like`, or of the document `node`."""
 
     cluster: f.Name
     like: f.OptionalName = ""

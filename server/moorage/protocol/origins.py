@@ -66,7 +66,7 @@ class Origins:
 
     Args:
         hosts: The server's names, in addition to loopback names: the host that it listens on, and
-            names from operators.
+            names that operators set.
         origins: Other sites whose pages may send requests, each in the form of `read_origin`.
         pages_port: The port of the server's own pages; 0: only this port.
     """

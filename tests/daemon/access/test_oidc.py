@@ -213,7 +213,7 @@ async def test_a_key_that_names_its_algorithm_verifies_no_other_algorithm(issuer
     assert await ask(tokens, issuer.token()) is not None
 
 
-async def test_clocks_may_differ_by_a_minute(issuer: Issuer) -> None:
+async def test_tokens_are_accepted_if_the_clocks_differ_by_half_a_minute(issuer: Issuer) -> None:
     now, tokens = time.time(), verifier(issuer)
     for claims in ({"exp": now - 30}, {"nbf": now + 30}, {"iat": now + 30}):
         assert await ask(tokens, issuer.token(**claims)) is not None, claims

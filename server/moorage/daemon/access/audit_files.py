@@ -35,7 +35,7 @@ FILE_BYTES_MAX: Final = 16 << 20
 PRUNE_SECONDS: Final = 60.0
 """Seconds between two deletions of old files; a new file also causes a deletion."""
 _TAIL_BYTES: Final = 1 << 20
-"""Bytes read from the end of a file; longer than any line."""
+"""Bytes read from the end of a file; no line is longer."""
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
@@ -283,7 +283,7 @@ def _tail(path: Path) -> bytes:
 
 
 def _drop_torn_line(path: Path) -> int:
-    """Cut off the piece of a line that a crash left; return the size."""
+    """Cut off the piece of a line that a crash left; return the size of the file."""
     size = path.stat().st_size
     tail = _tail(path)
     if tail and not tail.endswith(b"\n"):

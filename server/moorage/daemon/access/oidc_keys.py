@@ -144,8 +144,10 @@ class IssuerKeys:
         async with self._client() as client:
             found = await _document(client, self._issuer.rstrip("/") + _DISCOVERY)
             if found.get("issuer") != self._issuer:
-                reason = f"its discovery document is of the issuer {found.get('issuer')!r}"
-                raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly this value")
+                raise KeysUnavailableError(
+                    f"its discovery document is of the issuer {found.get('issuer')!r}; "
+                    "set oidc_issuer to exactly this value"
+                )
             place = found.get("jwks_uri")
             if not isinstance(place, str) or not is_safe(place):
                 raise KeysUnavailableError(f"jwks_uri: expected a URL of https, got {place!r}")

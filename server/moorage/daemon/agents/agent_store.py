@@ -49,7 +49,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
 
 class AgentOrigin(NamedTuple):
-    """The credentials of an agent that connects; see `AgentRecord`."""
+    """What an agent's connection shows of the agent; for the fields, see `AgentRecord`."""
 
     address: str
     release: str
@@ -64,7 +64,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
     Args:
         cluster_id: The cluster that its machine belongs to.
         node_id: The node that the machine is in this cluster.
-        agent: Id of the agent, made once.
+        agent: Id of the agent, which never changes.
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: The time at which it joined, in seconds since the epoch.
         changed_at: The time at which it last connected or disconnected, in seconds since the epoch.
@@ -267,8 +267,8 @@ class AgentStore:
         """Record that one connection, or every one, has ended.
 
         Args:
-            connection: Its machine and its `changed_at`. A later connection of the machine stays:
-                it may be to the server that replaced this one. None: every connection.
+            connection: Machine and `changed_at` of the connection. A later connection of the
+                machine is left: it may be to this server's successor. None: every connection.
             now: The time, in seconds since the epoch.
 
         Raises:
@@ -315,9 +315,9 @@ class AgentStore:
         with self._change() as documents:
             found = _take(documents, name)
             if found.connected:
-                reason = f"{name} is connected, so the workloads of its leases would run on"
                 raise AgentStoreError(
-                    f"{reason}; first drain it (`moorage fleet drain`) and end its agent"
+                    f"{name} is connected, so the workloads of its leases would run on; "
+                    "first drain it (`moorage fleet drain`) and end its agent"
                 )
             _put(documents, msgspec.structs.replace(found, forgotten=True))
         return found

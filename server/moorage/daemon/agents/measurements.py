@@ -1,4 +1,4 @@
-"""Publishes metrics of agents' machines and of the server's own in their clusters' documents.
+"""Publishes metrics of agents' machines and the server's machine in their clusters' documents.
 
 `roster` calls it; policies, searches and HTTP read these documents.
 """
@@ -29,7 +29,7 @@ FIELDS_MAX: Final = 32
 NUMBER_MAX: Final = 2.0**53
 """Largest measurement; larger ones are left out, so that sums stay exact."""
 SOURCE: Final = "agent"
-"""The field `source` of node trees made here; no other tree is touched."""
+"""Value of `source` in the node trees that this module makes; it changes no other tree."""
 _GROUPS: Final = ("memory", "vcpu", "storage", "gpu")
 _OWNERS: Final = frozenset({"prometheus"})
 """Values of `source` of the documents that agents do not change."""

@@ -142,7 +142,7 @@ class AgentRoster:
         return min(max(shortest, agents / BEATS_A_SECOND), longest)
 
     def close(self) -> None:
-        """Make the waiting changes of the store."""
+        """Make the pending changes of the store, and end its thread."""
         self._thread.close()
 
     def now(self) -> AgentsNow:
@@ -254,12 +254,11 @@ class AgentRoster:
         except (TimeoutError, msgspec.MsgspecError):
             raise _Refusal("expected the agent's hello as its first frame") from None
         if any_hello.version != wire.VERSION:
-            reason = (
+            raise _Refusal(
                 f"the agent (release {any_hello.release[:40]}) speaks version {any_hello.version}"
                 f" of the agents' protocol, and this server (release {version('moorage')}) version"
-                f" {wire.VERSION}"
+                f" {wire.VERSION}; install the same release on both machines"
             )
-            raise _Refusal(f"{reason}; install the same release on both machines")
         try:
             hello = wire.decode_report(frame or b"")
         except msgspec.MsgspecError as error:
@@ -282,15 +281,20 @@ class AgentRoster:
     ) -> tuple[FleetBackend, AgentMachine, str]:
         """Return the machine of an agent, and its new key; empty: it already has a key."""
         if self._fleet is None:
-            reason = "agents are of the backend local, which this server's `backends` lacks"
-            raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
+            raise _Refusal(
+                "agents are of the backend local, which this server's `backends` lacks; "
+                "set MOORAGE_BACKENDS=local at the server"
+            )
         try:
             known = await self._find(secret)
             hello.node = _plain(hello.node)
             self._reclaimed = await self._thread.read(self._store.reclaimed)
             if known is None:
-                reason = "this token or key is not known, has expired, or is revoked"
-                raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
+                raise _Refusal(
+                    "this token or key is not known, has expired, or is revoked; "
+                    "`moored agent token` makes a new token",
+                    final=True,
+                )
             if isinstance(known, AgentRecord):
                 if known.agent != hello.agent:
                     reason = f"this key belongs to {known.name}, which has another data folder"
@@ -373,10 +377,10 @@ class AgentRoster:
         name = "/".join(place)
         record = (await self._thread.read(self._store.agents)).get(place)
         if record is not None and record.agent != hello.agent:
-            reason = (
+            raise _Refusal(
                 f"another machine is named {name} already; give this one a --name of its own, or "
+                f"`moored agent forget {name}` if this machine replaces it"
             )
-            raise _Refusal(f"{reason}`moored agent forget {name}` if this machine replaces it")
         if record is None and not taken and place in await self._thread.read(self._store.forgotten):
             await self._drop(fleet.machine(place))  # `watch` has not dropped it yet.
         machine = fleet.machine(place)
@@ -412,9 +416,9 @@ class AgentRoster:
         """
         node = await self._registry.get(place)
         if node is not None and not await self._is_by_hand(place):
-            reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(
-                f"{reason}; give this machine a --name of its own, or remove the other node"
+                f"{'/'.join(place)} is registered, and has no agent; "
+                "give this machine a --name of its own, or remove the other node"
             )
         return node
 

@@ -63,5 +63,5 @@ class StoreThread:
                 outcome.set_result(value)
 
     def close(self) -> None:
-        """Make the waiting changes, and end the thread."""
+        """Make the pending changes, and end the thread."""
         self._thread.shutdown()

@@ -65,7 +65,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
 
 
 def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
-    """Return the cluster with the highest score above 0, the first of equals; None without any.
+    """Return the first cluster with the highest score above 0; None: no score is above 0.
 
     Args:
         scores: Clusters, each with the answer of its dry run: `{"score", …}`.

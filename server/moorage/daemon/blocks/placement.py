@@ -32,7 +32,7 @@ from moorage.sandbox.host.sandbox import Sandbox
 Mode = Literal["dry_run", "select_clusters"]
 
 CLUSTERS_MAX: Final = 1000
-"""Maximum clusters that one block is tried on; of more, the first by id are taken."""
+"""Maximum clusters that one block is tried on; if there are more, the first by id are taken."""
 RUNNING_MAX: Final = 32
 """Maximum blocks in progress; further blocks wait. The limit of one tenant is lower by one."""
 WAITING_MAX: Final = 1024

@@ -1,7 +1,7 @@
 """Reads the part of a block document about its own placement: policies, filter, resources.
 
-`daemon.blocks.placement` reads the `input` of a block-level request with it. Values in, values out;
-every refusal is a `ServiceError` that names the place in the document.
+`daemon.blocks.placement` reads the `input` of a block-level request with it. Every refusal is a
+`ServiceError` that names the place in the document.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Role = Literal["clusterAllocator", "resourceAllocator"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 NO_POLICY: Final = "default"
-"""The URI by which existing documents say that they name no policy."""
+"""The URI by which documents say that they name no policy."""
 SECTIONS: Final = ("policies", "policyRulesSpec")
 """Sections in which a block names its policies; for each role, the second overrides the first."""
 _QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})

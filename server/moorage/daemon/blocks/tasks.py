@@ -118,7 +118,7 @@ class BlockServices:
         return not fits(len(self._tasks) + 1, own + 1, TASKS_MAX)
 
     def _forget_oldest(self, weight: Callable[[_Task], int]) -> bool:
-        """Forget the oldest finished task of the tenant that has the most."""
+        """Forget the oldest finished task of the tenant with most `weight`; False: none exists."""
         weights = Counter[str]()
         oldest: dict[str, str] = {}
         for task_id, task in self._tasks.items():

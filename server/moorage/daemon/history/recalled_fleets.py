@@ -111,7 +111,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Wait for a turn to rebuild a fleet. There is one turn at a time, and tenants alternate."""
+        """Wait for a turn to rebuild a fleet: one is rebuilt at a time, and tenants take turns."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"

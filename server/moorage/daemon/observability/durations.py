@@ -35,7 +35,7 @@ _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 1440
 
 
 class _Histogram:
-    """Counts durations of each value of a label, if the metric has one, in buckets.
+    """Counts durations in buckets, separately for each value of the label, if there is a label.
 
     The value for a policy is its name without the version, since versions come and go.
     """

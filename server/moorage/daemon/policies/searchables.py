@@ -76,7 +76,7 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
 
 
 class SearchedClusters:
-    """`Searched` of the cluster registry: clusters live or not."""
+    """`Searched` of all registered clusters, live or not."""
 
     def __init__(self, catalog: Catalog) -> None:
         search, memory = catalog.search, catalog.memory

@@ -213,7 +213,7 @@ class Publishing:
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
         """Send a share of an alias's requests to another version; the report starts again.
 
-        The active version's faults in a row still count for a fallback.
+        The start does not reset the active version's faults in a row, which lead to a fallback.
         """
         alias = self._find(given)
         uri = start.policy_rule_uri

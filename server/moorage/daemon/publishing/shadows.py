@@ -1,8 +1,8 @@
 """Shadows: a candidate gets the requests of the active version, and no client sees its answers.
 
 The daemon reports each consultation of a live policy, and its outcome. A candidate gets the same
-consultation, with the same fleet, in its own cell at low priority. If the candidate cannot get it
-at once, it does not get it later, when the fleet has changed. At most `IN_FLIGHT_MAX` of a
+consultation, with the same fleet, in its own cell at low priority. A consultation that it cannot
+get at once is dropped, since the fleet would have changed later. At most `IN_FLIGHT_MAX` of a
 candidate's answers are awaited at a time. Requests that were not passed to the shadow are counted
 as dropped; live requests never wait for a shadow.
 

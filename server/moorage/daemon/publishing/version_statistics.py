@@ -17,7 +17,7 @@ from moorage.records.json_values import JsonObject
 LATENCIES_MAX: Final = 1024
 """Number of latest latencies from which percentiles are computed."""
 LATELY_SECONDS: Final = 3600.0
-"""Seconds after a version's answer or fault during which the tenant is a recent user of it."""
+"""Seconds after its last answer or fault in which a tenant is a recent user of a version."""
 TENANTS_MAX: Final = 1024
 """Maximum recent users remembered per version; beyond this, the least recent is forgotten."""
 MANY: Final = 20

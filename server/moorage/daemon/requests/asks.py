@@ -65,7 +65,7 @@ class Asks:
         self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
-        """Return the clusters that a request needs; None: all; empty: it is refused later."""
+        """Return the clusters that a request names; None: it names none; empty: too many."""
         named = message.candidates()
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named
@@ -73,7 +73,7 @@ class Asks:
     async def search_candidates(
         self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
     ) -> tuple[AllocationRequest, list[str]]:
-        """Return the request with its candidates searched and named, and warnings for its reply."""
+        """Search a request's candidates; return the request that names them, and warnings."""
         body = message.filter or message.search
         assert body is not None
         action: SearchAction = "filter" if message.filter else "search"

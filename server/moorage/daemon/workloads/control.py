@@ -48,7 +48,8 @@ RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Seconds before each retry of a failed stop; the last value repeats. Until the stop succeeds, the
 lease keeps its capacity, since the workload may still use it."""
 DISCOVER_SECONDS_MAX: Final = 5.0
-"""Seconds that the daemon's start waits for a backend's list of workloads, which may come later."""
+"""Seconds that the daemon's start waits for a backend's list of workloads. A later list counts,
+too."""
 TAIL_CHARS_MAX: Final = 4_000
 """Maximum characters of a failed workload's last lines that are stored with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
@@ -136,7 +137,7 @@ async def _run_after(
 class WorkloadControl:
     """Orders backends to start, stop and reset workloads, and posts their reports.
 
-    A defect in the order of one workload ends its lease, with the reason, and nothing else.
+    An unexpected error in an order ends only the lease of its workload, with the reason.
 
     Args:
         backends: The backends, by the name that `provision.backend` uses.
