@@ -49,9 +49,7 @@ async def test_only_its_owner_and_operators_may_change_a_cluster(tmp_path, role)
 
 
 @pytest.mark.parametrize("role", MAY)
-async def test_only_owners_and_operators_may_change_metrics_blocks_and_executors(
-    tmp_path, role
-):
+async def test_only_owners_and_operators_may_change_metrics_blocks_and_executors(tmp_path, role):
     file = tmp_path / "catalog.db"
     catalog = await open_catalog(SqliteRecords(file))
     caller = Caller(Tenant("ann"), role)
