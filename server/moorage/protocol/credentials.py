@@ -23,7 +23,7 @@ TICKET_PREFIX: Final = "moorage.ticket."
 CONSOLE_COOKIE: Final = "moorage-console-"
 """Start of the console's cookie names; the port follows, since browsers keep cookies by host."""
 COOKIES_MAX: Final = 16
-"""At most this many cookies of one request are examined; the rest is ignored."""
+"""At most this many cookies of one request are examined; further cookies are ignored."""
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:

@@ -59,7 +59,7 @@ class AuditLog:
     Args:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
-        keep_mib: The largest size of the log in MiB; beyond it, the oldest entries are deleted.
+        keep_mib: The largest size of the log in MiB; beyond this, the oldest entries are deleted.
         rows: The rows of the log in a database; None: files of the folder.
     """
 

@@ -145,7 +145,7 @@ class ConsoleLogins:
 
 
 def _surplus(logins: dict[str, _StoredLogin], newest: _StoredLogin) -> Collection[str]:
-    """Return the digest of the login that must end to make room for the newest, if any must."""
+    """Return the digest of the login that must end to make room for `newest`; []: none must."""
     held = Counter(each.caller.tenant for each in logins.values())
     if held[newest.caller.tenant] > LOGINS_OF_TENANT_MAX:
         tenant = newest.caller.tenant

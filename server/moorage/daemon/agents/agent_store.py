@@ -280,7 +280,7 @@ class AgentStore:
                     _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
     def reclaim(self, now: float) -> int:
-        """Make agents follow this server again, whatever epoch they saw; return the increment.
+        """Make agents follow this server again, even after a higher epoch; return the increment.
 
         The increment grows with the time. Epochs grow only when the leader changes, and so more
         slowly.

@@ -27,7 +27,7 @@ STALE_SECONDS: Final = 60.0
 GPUS_MAX: Final = 64
 FIELDS_MAX: Final = 32
 NUMBER_MAX: Final = 2.0**53
-"""Largest measurement; larger ones are left out, so that sums stay exact."""
+"""Largest measured number; larger numbers are left out, so that sums stay exact."""
 SOURCE: Final = "agent"
 """Value of `source` in the node trees that this module makes; it changes no other tree."""
 _GROUPS: Final = ("memory", "vcpu", "storage", "gpu")

@@ -140,7 +140,7 @@ def _object(value: JsonValue, at: str) -> JsonObject:
 
 
 def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
-    """Return the clusterAllocator's filter: a filter body, its queries alone, or an envelope."""
+    """Return the clusterAllocator's filter, given as filter body, as only queries or enveloped."""
     given = spec.parameters.get("filter")
     if not given:
         return None

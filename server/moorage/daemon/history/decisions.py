@@ -27,7 +27,7 @@ from moorage.records.rights import Caller, Right
 REFUSALS_MAX: Final = 10_000
 """Maximum stored refusals; with one more, the tenant with most refusals loses its oldest."""
 KEPT_BYTES_MAX: Final = 4_096
-"""Maximum bytes of a request that is stored with its refusal; larger ones are not stored."""
+"""Maximum bytes of a request that is stored with its refusal; larger requests are not stored."""
 WINDOWS_MAX: Final = 5
 """Maximum pages of the ledger that one answer searches; the next call searches on."""
 KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}

@@ -19,12 +19,12 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Lease, RequestId
 
 LABELS_MAX: Final = 50
-"""Maximum policies or backends with a series of their own; later ones count as `other`."""
+"""Maximum policies or backends with a series each; those that come later count as `other`."""
 OTHER: Final = "other"
 VERSIONS_MAX: Final = 1_000
 """Maximum versions of policies whose series is remembered; with more, all are forgotten."""
 CONSULTATIONS_MAX: Final = 100_000
-"""Maximum consultations whose start is remembered; beyond this, new ones are not measured."""
+"""Maximum consultations measured at a time; beyond this, a consultation is not measured."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
 _USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (

@@ -32,7 +32,7 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Maximum searches at a time, one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Maximum waiting searches; with one more, the tenant with most loses its latest one (`busy`)."""
+"""Maximum waiting searches; with one more, the tenant with most searches loses its latest."""
 RANKING_SECONDS_MAX: Final = 30.0
 """Maximum seconds for a ranking and its wait for a cell; after them, the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60

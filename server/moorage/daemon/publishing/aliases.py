@@ -99,7 +99,7 @@ class Publishing:
         """Return the version that answers a request whose `policy_rule_uri` names an alias.
 
         A repeated request (one with an idempotency key that is known) goes where the first one
-        went, whatever was activated since.
+        went, even if another version was activated since.
         """
         alias = self.aliases.find(message.policy_rule_uri)
         assert alias is not None  # The caller found its name in `aliases`.

@@ -29,7 +29,7 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.records.json_values import JsonMapping
 
 WARNED_MAX: Final = 20
-"""Maximum unknown clusters that a warning names; any further ones are only counted."""
+"""Maximum unknown clusters that a warning names; further clusters are only counted."""
 _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Number of requests for which random bytes are drawn in one call."""

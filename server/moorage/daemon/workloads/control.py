@@ -100,7 +100,7 @@ class OrderChains:
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
-        """Queue an order behind its workload's earlier ones; `revoke` cancels revocable ones."""
+        """Queue an order behind earlier ones of its workload; if `revocable`, `revoke` cancels it."""
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))
         chain[task] = revocable
@@ -449,7 +449,7 @@ class WorkloadControl:
     async def _stopped(
         self, backend: Backend, name: str, stop_seconds_max: float | None = None
     ) -> None:
-        """Stop a workload, however long that takes: it may run even after a failed order."""
+        """Try to stop a workload until that succeeds: it may run even after a failed order."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             self._check()
             try:
