@@ -100,7 +100,7 @@ class OrderChains:
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
-        """Queue an order behind earlier ones of its workload; if `revocable`, `revoke` cancels it."""
+        """Queue an order after its workload's other orders; `revoke` cancels it if `revocable`."""
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))
         chain[task] = revocable
