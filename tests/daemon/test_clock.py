@@ -36,7 +36,7 @@ def clock(machine: Machine) -> Clock:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0, 8.0])
-def test_the_clock_follows_a_calendar_that_was_set_only_on_demand(machine, clock, hours):
+def test_only_follow_calendar_sets_the_clock_to_a_changed_calendar(machine, clock, hours):
     machine.run(10.0)
     assert clock.now() == machine.date == 1_000_010.0
     machine.date += hours * 3_600.0
@@ -103,7 +103,7 @@ def test_after_a_restart_of_the_machine_a_calendar_earlier_than_the_ledger_is_de
     assert record.calendar_shift(last_at) == 60.0 - 7_200.0
 
 
-def test_facts_that_a_server_with_a_fast_clock_wrote_count_for_the_calendar(machine):
+def test_without_a_folder_only_a_calendar_behind_the_last_fact_is_detected(machine):
     elsewhere = CalendarRecord(None, lambda: machine.date, lambda: machine.uptime)
     elsewhere.write()
     machine.run(60.0)

@@ -241,7 +241,7 @@ async def test_an_answer_without_facts_waits_until_earlier_facts_are_durable() -
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
+async def test_checkpoint_beside_returns_once_the_checkpoint_is_written(waits: bool) -> None:
     async with play() as played:
         if waits:
             played.release("a", 2)
@@ -273,7 +273,7 @@ async def test_leases_get_a_grace_after_a_stall_of_the_disk() -> None:
         assert "durable Ended" not in played.ledger.log
 
 
-async def test_a_calendar_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
+async def test_a_calendar_set_before_the_start_moves_the_ends_of_leases(tmp_path: Path) -> None:
     """The last fact is dated a day ahead, as after a wrong clock."""
     async with play(tmp_path, 100_000.0) as played:
         played.ledger.is_fast = True

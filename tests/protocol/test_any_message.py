@@ -62,7 +62,7 @@ def test_any_json_object_is_read_as_a_message_or_refused(content: dict[str, Any]
     st.sampled_from([*sorted(OPERATIONS), "adhoc", "input"]),
     st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
 )
-def test_any_change_to_a_message_is_read_or_refused(kind: str, content: dict[str, Any]) -> None:
+def test_any_changed_message_is_read_or_refused(kind: str, content: dict[str, Any]) -> None:
     base: dict[str, Any] = {"op": kind, "lease": "l", "token": "t", "request": "r"}
     if kind == "adhoc":
         base = {"adhoc": True, "policy_rule_uri": "p", "inputs": {}, "resources": {}, "lease": {}}

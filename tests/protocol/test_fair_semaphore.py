@@ -120,7 +120,7 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
     assert not semaphore._held
 
 
-async def test_all_waiters_of_the_semaphore_may_leave_while_another_arrives(visits, semaphore):
+async def test_a_caller_gets_a_turn_while_all_waiters_before_it_are_cancelled(visits, semaphore):
     """A server that stops releases turns before the waiters notice their cancellation."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)

@@ -8,7 +8,7 @@ from moorage.protocol.loop_shares import READ_SECONDS_MAX, LoopShares
 ANN, BOB = Tenant("ann"), Tenant("bob")
 
 
-async def test_a_tenant_has_its_share_of_each_turn_and_then_waits():
+async def test_a_tenant_that_used_its_time_of_a_turn_waits_for_the_next_turn():
     shares = LoopShares()
     shares.spend(ANN, READ_SECONDS_MAX / 2)
     assert shares.turn(ANN) is None

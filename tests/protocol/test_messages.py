@@ -193,7 +193,7 @@ def test_filter_and_search_are_passed_on_unchanged() -> None:
     assert message.search == wild
 
 
-def test_unknown_keys_of_an_existing_client_are_ignored_with_a_warning() -> None:
+def test_unknown_keys_of_a_request_are_ignored_with_a_warning() -> None:
     message = ask(text(block_id="b-1", whatever=[1, {}]))
     assert message == ask(text())
     assert ignored_fields(text(), message) == []

@@ -52,7 +52,7 @@ OWNED = read_record(
 )
 
 
-def test_an_existing_client_gets_only_fields_that_it_knows() -> None:
+def test_a_success_without_further_fields_has_only_success_and_data() -> None:
     assert json.loads(success({"cluster_id": "c"})) == {
         "success": True,
         "data": {"cluster_id": "c"},

@@ -1,1 +1,1 @@
-"""The daemon: runs the commit loop, and joins the packages."""
+"""The daemon: runs the commit loop, and connects the other packages to it."""

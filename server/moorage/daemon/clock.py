@@ -1,4 +1,4 @@
-"""The clock of the core. The commit loop reads it for each step; nothing else gives a time."""
+"""The clock of the core. The commit loop reads it for each step; the core knows no other time."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def uptime() -> float:
 class Clock:
     """Seconds since the epoch, advanced by the monotonic clock.
 
-    A calendar that is set therefore neither ends all leases at once nor prolongs them by hours.
+    So a change of the calendar neither ends all leases at once nor prolongs them by hours.
 
     Args:
         monotonic: Returns seconds; never set, but stops while the machine sleeps.
@@ -64,7 +64,7 @@ class Clock:
         self._beat_at = self._monotonic()
 
     def note_stall(self, since: float) -> None:
-        """Record a stall since a moment of the monotonic clock, although the event loop ran."""
+        """Record a stall that began at `since`, by the monotonic clock, although the loop ran."""
         self._beat_at = min(self._beat_at, since)
 
     def follow_calendar(self) -> float:
@@ -98,8 +98,8 @@ class CalendarRecord:
         """Return the seconds by which the calendar was set since the last fact; 0: none known.
 
         Args:
-            last_at: The time at which the last fact was durable. With no record since the machine
-                start, only a calendar that is behind it shows.
+            last_at: The time at which the last fact was durable. Without a record since the machine
+                started, only a calendar that is behind this time is detected.
         """
         now, moved = self._calendar(), 0.0
         with suppress(OSError, ValueError, KeyError, TypeError):  # The file may be incomplete.

@@ -2,7 +2,7 @@
 
 All other tasks post events. While one group of facts is being made durable, the next events are
 stepped already (group commit: the slower the disk, the larger the group). If no more facts are
-expected, the ledger gets the next group before that.
+expected, the ledger gets the next group before the first one is durable.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from moorage.ledger.base import Ledger
 from moorage.model import Code
 
 BATCH_MAX: Final = 256
-"""Events stepped before the loop lets sockets be read again."""
+"""Maximum events that the loop steps before sockets are read again."""
 BATCH_SECONDS_MAX: Final = 0.005
-"""Seconds that a batch may take: a page of a large fleet costs as much as a thousand events."""
+"""Maximum seconds of a batch: listing a large fleet takes as long as a thousand other events."""
 GROUP_FACTS_MAX: Final = 1_000
-"""Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
+"""Maximum facts in one group, rounded up to whole turns: encoding a group takes milliseconds."""
 LONE_FACTS_MAX: Final = 16
 """Maximum facts for whose commit the loop waits if it has nothing else to do."""
 GROUPS_MAX: Final = 2
 """Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000
-"""Facts that may wait for the disk; beyond it events stay in the inbox."""
+"""Maximum facts that wait for the disk; beyond this, events stay in the inbox."""
 READ_SECONDS: Final = 1.0
-"""Least seconds to read sockets after a stall before anything expires."""
+"""Seconds after a stall in which sockets are read before anything expires."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
     "The disk of the server is full, so it grants no leases. Existing leases can be renewed and "

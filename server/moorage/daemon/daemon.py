@@ -47,7 +47,7 @@ class Daemon:
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Accept only these tokens from now on, and close the sessions of all others."""
+        """Accept only these tokens from now on, and close the sessions of all other tokens."""
         self.tokens.change(tokens)
         self.gateway.expel()
 
@@ -62,7 +62,7 @@ class Daemon:
     async def stop(self) -> None:
         """Close the ports, let work under way finish, write a checkpoint, close the rest.
 
-        A standby server leads as soon as the last batch is committed.
+        A standby becomes the leader as soon as the last batch is committed.
         """
         election = self.trust.election
         if election is not None and election.standbys and not self.tasks.broken.done():

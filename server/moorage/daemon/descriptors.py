@@ -1,8 +1,8 @@
 """File descriptors of the daemon: limits their number and reserves the last ones.
 
-A connection uses one descriptor, and anybody may open many. So connections get all but `RESERVED`,
-which are left to the ledger, the catalog, cells and workloads; requests that would open files are
-refused while there are fewer than `SPARE`.
+A connection uses one descriptor, and any client can open many. So connections get all descriptors
+but `RESERVED`, which are left to the ledger, the catalog, cells and workloads. Requests that would
+open files are refused while fewer than `SPARE` descriptors are free.
 """
 
 import os
@@ -15,7 +15,7 @@ from moorage.web.connections import CONNECTIONS_MAX
 RESERVED: Final = 128
 """Descriptors that connections may not use; if the system allows few, half of all."""
 SPARE: Final = 32
-"""Descriptors that requests may not use, either."""
+"""Descriptors that neither connections nor requests may use."""
 
 
 def raise_limit() -> None:
@@ -33,7 +33,7 @@ class ConnectionLimits:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Return the limits on this system: at most a quarter of it for HTTP."""
+    """Return the limits on this system; HTTP gets at most a quarter of the connections."""
     limit = _limit()
     most = limit - min(RESERVED, limit // 2)
     web = min(CONNECTIONS_MAX, most // 4)

@@ -1,7 +1,7 @@
 """The addresses of a running server's doors, in a file of its data folder, for `moored doctor`.
 
 The kernel shows the sockets of a server to root only, since the server hides its memory. So the
-server itself records its addresses, where only its owner reads them. The server holds a lock on the
+server records its addresses in a file that only its owner can read. The server holds a lock on the
 file, and the kernel releases the lock when the process ends, even by a kill: a record without a
 lock is ignored. Processes in other containers see the lock, too.
 """
@@ -49,7 +49,7 @@ def find_network() -> str:
 
 
 def write_doors(folder: Path, record: DoorRecord) -> Callable[[], None]:
-    """Write the record, for as long as this process runs; return a function that removes it.
+    """Write the record, valid while this process runs; return a function that removes it.
 
     Raises:
         OSError: The file cannot be written or locked.

@@ -1,6 +1,6 @@
 """The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
-`daemon.start` makes the ports; their handlers change when the server leads.
+`daemon.start` makes the ports; their handlers change when the server becomes the leader.
 """
 
 import os
@@ -119,7 +119,7 @@ class Doors:
             log.warning("doors_not_recorded", finding=reason)
 
     def give_way(self) -> None:
-        """Redirect HTTP callers to the leader, if another server may lead."""
+        """Redirect HTTP callers to the leader, if this server can be a standby."""
         if self._standby is not None:
             self.show(self._standby)
 
@@ -129,7 +129,7 @@ class Doors:
             self._web.change(services)
 
     def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
-        """Serve HTTP without TLS for the server's own token alone; yield the URL."""
+        """Serve HTTP without TLS, only for callers with the server's own token; yield the URL."""
         assert self._web is not None  # The port is open.
         return self._web.serve_itself(bearer)
 
@@ -185,8 +185,11 @@ def make_entrance(
     issuer, browsers = _issuer(config, tasks)
     tokens = Tokens(config.tokens, config.operators, named_tokens, issuer)
     if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
-        reason = "the database has no tokens, but other machines can reach this server: create one"
-        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
+        raise ServiceError(
+            Code.UNAVAILABLE,
+            "the database has no tokens, but other machines can reach this server: create one "
+            "with `moored token create`",
+        )
     logins = None
     if config.console:
         lasts = config.console_login_seconds
@@ -216,7 +219,9 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
         from moorage.daemon.access import oidc, oidc_keys, oidc_sign_in  # noqa: PLC0415  # They need an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('oidc')}, or remove the setting oidc_issuer"
-        raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
+        raise ServiceError(
+            Code.UNAVAILABLE, f"the setting oidc_issuer needs the module {error.name}: {way}"
+        ) from error
     claims = oidc.ClaimSettings(
         config.oidc_issuer,
         config.oidc_audience,
@@ -254,7 +259,7 @@ def _reachable(host: str, port: int) -> str:
 
 @contextmanager
 def naming(advice: str) -> Iterator[None]:
-    """Add the setting that fixes the fault to a system error's message."""
+    """Append `advice`, the setting to change, to the message of a system error."""
     try:
         yield
     except OSError as error:
@@ -264,6 +269,6 @@ def naming(advice: str) -> Iterator[None]:
 
 
 def origin_names(config: Config) -> Origins:
-    """Return the names under which the ports answer."""
+    """Return the host names and origins for which the ports answer."""
     hosts = (config.host, config.http_host, *config.allowed_hosts)
     return Origins(hosts, config.allowed_origins)

@@ -37,7 +37,7 @@ CATALOG_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.5
 """Seconds between two attempts to reach the database."""
 AGE_SECONDS_MAX: Final = 30.0
-"""Greatest age of an answer in seconds; for newer ones, clients ask the leader."""
+"""Greatest age of an answer in seconds; clients that need newer data ask the leader."""
 WAIT_SECONDS_MAX: Final = 5.0
 """Seconds that a read waits for the facts that it must reflect."""
 log = structlog.get_logger("moored")

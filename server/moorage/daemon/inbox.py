@@ -3,7 +3,7 @@
 Events that end or renew leases go ahead of requests for new leases: a release behind thousands of
 requests would hold back the capacity that they wait for. Answers of policies also go ahead: the
 longer they wait, the more often the fleet has changed since. Other events are taken from the
-tenants by turns, so thousands of events of one tenant delay no other tenant.
+tenants in turn, so thousands of events of one tenant delay no other tenant.
 
 A client with too many requests is read again only after a batch of the commit loop; otherwise
 reading and refusing would take all the time that granting needs.
@@ -63,7 +63,7 @@ class Inbox:
         self._others = 0
         """Number of events in `_own` and `_of`."""
         self._requests: dict[RequestId, Tenant | None] = {}
-        """Requests in `_of`, with their tenants: a cancellation stays behind its request."""
+        """Waiting requests, with their tenants. Cancellations of these requests do not go ahead."""
         self._requests_of: Counter[Tenant | None] = Counter()
         self._taken_ahead = 0
         self._posted = asyncio.Event()

@@ -47,7 +47,7 @@ EXIT_NOT_LEADER: Final = 75
 """Exit code (`EX_TEMPFAIL` of sysexits.h): another server leads, or should; a restart helps."""
 _CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)
 _ENVIRONMENT: Final = (47, 48)
-"""Fields of `/proc/self/stat`, counted from the state, with the range of the environment."""
+"""Indexes of the fields of `/proc/self/stat` that bound the environment; the state has index 0."""
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 """When garbage is collected, as `gc.set_threshold` takes it. The interpreter's own values (700, 10,
 10) take half of the time in which a large document is decoded, and find nothing."""
@@ -80,7 +80,7 @@ def serve(
         read: Reads the settings again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Fills the catalog before the ready line, in a thread.
-        links: Environment variables of service links, which are not settings.
+        links: Variables that a Kubernetes Service or a linked container sets; not settings.
     """
     configure_log(config, log)
     if links:
@@ -225,7 +225,7 @@ def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
 
 
 def _bound_stop(error: BaseException | None, log: StandardStream) -> None:
-    """End the process after `STOP_SECONDS_MAX`; without an `error`, it stops on request.
+    """End the process after `STOP_SECONDS_MAX`; without an `error`, the exit code is 0.
 
     The timer is never cancelled: Python waits for threads at exit, and a hung disk can block one.
     """
@@ -247,7 +247,7 @@ def _hide_environment() -> None:
     """Hide the environment of this process from other processes; this process keeps it.
 
     Since Linux 6.12, a process that may trace the system's performance can read the environments of
-    others. A workload of root may do so, although it can read nothing else of this process.
+    others. A workload of root could do so, although it can read nothing else of this process.
     """
     for name, text in os.environ.items():
         os.putenv(name, text)  # A copy elsewhere, for C libraries that read the environment.

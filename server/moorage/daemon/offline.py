@@ -1,7 +1,7 @@
 """Runs work beside the daemon: a separate program that decides on its own core and cells.
 
-The console's playground and what-ifs start it. The program has no variables of this process, runs
-at low priority, and ends when its time is over.
+The console's playground and what-ifs start it. The program gets only a few environment variables of
+this process, runs at low priority, and ends when its time is over.
 """
 
 import asyncio

@@ -137,7 +137,7 @@ class OpenLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stores(Generic[L_co]):
-    """The open stores, and the core with the ledger's state, which is written or followed."""
+    """The open stores, and the core with the state of the ledger; a standby follows the ledger."""
 
     ledger: L_co
     allocator: Allocator
@@ -228,12 +228,11 @@ async def open_stores(
     allocator.replay(recovery.facts, recovery.fencing)
     records = storage.records()
     if recovery.last_seq and not storage.has_records():
-        lost = "this server's clusters, policies, aliases and executors are lost"
-        mend = (
-            "stop the server and restore the file from a backup, or register and publish them again"
-        )
         log.error(
-            "damage_found", finding=f"{records.place} is missing beside the ledger: {lost}; {mend}"
+            "damage_found",
+            finding=f"{records.place} is missing beside the ledger: this server's clusters, "
+            "policies, aliases and executors are lost; stop the server and restore the file from a "
+            "backup, or register and publish them again",
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)
@@ -493,7 +492,9 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
         from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # The module needs an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('otel')}, or remove the setting traces"
-        raise ServiceError(Code.UNAVAILABLE, f"traces needs {error.name}: {way}") from error
+        raise ServiceError(
+            Code.UNAVAILABLE, f"the setting traces needs the module {error.name}: {way}"
+        ) from error
     try:
         spans = Spans()
     except ValueError as error:

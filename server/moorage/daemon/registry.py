@@ -28,7 +28,7 @@ class RegistryChanges:
     """Passes changes of the catalog to the core and the cells.
 
     Args:
-        catalog: The open catalog, which is not followed yet.
+        catalog: The open catalog, to whose changes nothing listens yet.
         sandbox: The sandbox, whose cells keep documents.
         state: The core's state; read only.
         watchers: The clients that get news of policies that fail their own examples.

@@ -1,4 +1,4 @@
-"""A standby server: answers reads, refers other requests to the leader, until it leads itself.
+"""A standby server: answers reads, and refers other requests to the leader, until it leads.
 
 `daemon.start` makes a `Standby` if several servers may use one database.
 """

@@ -223,7 +223,7 @@ async def _read_on(
             )
         except Exception:  # A defect here must not cost a takeover.
             log.exception(
-                "standby_read_failed", finding="a defect; this standby follows again from the start"
+                "standby_read_failed", finding="a defect; this standby loads the state again"
             )
         await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
 

@@ -20,7 +20,7 @@ from moorage.storage.base import LEAD_SECONDS, Election, StorageError
 BEAT_SECONDS: Final = 0.5
 """Seconds between two heartbeats of a leader."""
 MARGIN_SECONDS: Final = 0.5
-"""Seconds before the end of its lead at which a server stops, ahead of its successor."""
+"""A leader stops this many seconds before its heartbeat expires and a successor can begin."""
 ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds that the event loop waits for the database if the heartbeat must be renewed at once."""
 

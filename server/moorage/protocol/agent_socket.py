@@ -1,4 +1,4 @@
-"""The connection between an agent and its server, frame by frame, for agent and server."""
+"""Sends and receives frames between an agent and its server; both sides use this module."""
 
 from contextlib import suppress
 from typing import Final

@@ -1,6 +1,6 @@
 """`change` of a what-if: the changes to assume. The daemon reads `change` with `read_change`.
 
-In the message, `change` is any object, as before what-ifs existed; this module has its schema.
+In the type of the message, `change` is any object; this module has its schema.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ CordonMode = Literal["uncordon", "cordon", "drain"]
 
 
 class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nodes to add to a cluster: `like` an existing node, or as a `node` of its document."""
+    """Nodes to add to a cluster: copies of the existing node `like`, or of the document `node`."""
 
     cluster: f.Name
     like: f.OptionalName = ""

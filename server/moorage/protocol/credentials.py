@@ -1,8 +1,8 @@
 """Reads the credentials of a request, for both ports.
 
-A program sends its token in an `Authorization` header. Existing programs have credentials in their
-URLs (`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the
-user name is ignored.
+A program sends its token in an `Authorization` header. Some programs have credentials in their URLs
+(`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the user
+name is ignored.
 
 A page in a browser cannot set this header on a WebSocket. A page of the console has exchanged the
 token for a cookie. Any other page names two subprotocols, `moorage` and one with its credentials:
@@ -23,7 +23,7 @@ TICKET_PREFIX: Final = "moorage.ticket."
 CONSOLE_COOKIE: Final = "moorage-console-"
 """Start of the console's cookie names; the port follows, since browsers keep cookies by host."""
 COOKIES_MAX: Final = 16
-"""At most this many cookies of one request are examined; the rest is ignored."""
+"""At most this many cookies of one request are examined; further cookies are ignored."""
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:

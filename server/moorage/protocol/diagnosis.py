@@ -27,7 +27,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 QUOTED_CHARS_MAX: Final = 64
 """A failure reply repeats at most this many characters of a client's text."""
 IGNORED_MAX: Final = 20
-"""At most this many unknown fields get a warning each; further ones are only counted."""
+"""At most this many unknown fields get a warning each; further fields are only counted."""
 _INTEGERS: Final = "numbers that fit 64 bits"
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -40,7 +40,8 @@ _HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-
 _PAIR_CHARS: Final = 12
 _MILLI: Final = 1000
 LOOKED_AT_MAX: Final = 10_000
-"""At most this many values are searched for one that cannot be packed; else the field is named."""
+"""At most this many values are searched for one that cannot be packed. If none is found, the error
+names the whole field."""
 _ABSENT: Final = (None, msgspec.Raw(b"null"), msgspec.Raw(b'""'))
 
 
@@ -271,7 +272,7 @@ def _describe(hint: object) -> tuple[str, type[Struct] | None]:
 def _invalid(
     kind: type[Struct], error: Exception, identity: str | int | None, raw: dict[str, msgspec.Raw]
 ) -> BadMessage:
-    """Translate an error of msgspec into our field and expected value."""
+    """Translate an error of msgspec: name the field of the message and the expected value."""
     place = _PLACE.match(str(error))
     what, path = (place["what"], place["path"] or "") if place else (str(error), "")
     plain = re.sub(r"\[[^\]]*\]", "", path)

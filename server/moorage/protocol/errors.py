@@ -4,7 +4,7 @@
     ├── BadMessage    the server could not read a client's message
     └── BadReply      a client could not read the server's text
 
-The gateway, the HTTP twin and the client package catch these errors.
+The gateway, the HTTP port and the client package catch these errors.
 """
 
 from moorage.model import Code

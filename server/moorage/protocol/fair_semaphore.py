@@ -25,9 +25,9 @@ class FairSemaphore:
         at_once_max: The largest number of turns at a time; if it is above 1, a tenant may hold all
             turns but one.
         waiting_max: The largest number of callers that wait; None: no limit.
-        busy: The refusal of a further caller: the words that follow the number of waiters.
-        rests: Whether a turn stays taken for as long again as it was held, so that this work gets
-            at most half of the event loop's time.
+        busy: The words that follow the number of waiters in the refusal of a further caller.
+        rests: Whether a turn that took some time stays taken for the same time again, so that this
+            work gets at most half of the event loop's time.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ LARGE_BYTES: Final = 32 * 1024
 """Larger texts are read in a turn of a `FairSemaphore`, since each may block the loop for
 milliseconds."""
 PARTS_MAX: Final = 32_768
-"""At most this many arrays, objects and named fields in one message: ten milliseconds to build."""
+"""At most this many arrays, objects and named fields in one message; building them takes 10 ms."""
 VALUES_MAX: Final = 131_072
 """At most this many values in one message."""
 SLOW_NUMBERS_MAX: Final = 512
@@ -55,7 +55,7 @@ def is_deeper(encoded: bytes, levels: int) -> bool:
 
 
 def has_slow_numbers(encoded: bytes, most: int) -> bool:
-    """Return whether more numbers than the bound are slow to read; similar texts count, too."""
+    """Return whether more numbers than the bound are slow to read; those in texts count, too."""
     if len(encoded) <= 4 * most:
         return False
     if encoded.translate(_ZEROS).count(_SLOW_DIGITS) > most:

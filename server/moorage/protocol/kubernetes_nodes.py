@@ -237,7 +237,7 @@ class NodeReading:
 
 
 def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
-    """Remove machine ids that several nodes share, as copies of a disk do; count these nodes.
+    """Remove machine ids that several nodes share, as copies of a disk do; also count the nodes.
 
     An id of several nodes does not identify a machine, and the server registers no machine twice.
     """

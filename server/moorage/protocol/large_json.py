@@ -1,9 +1,8 @@
 """Reads and writes JSON of many megabytes, while other threads continue.
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
-help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
-    `catalog` call this module in a thread for large values; small values are decoded where they
-    arrive.
+help: a document of 16 MiB stops the event loop until it is decoded. `web` and `catalog` call this
+module in a thread for large values; small values are decoded where they arrive.
 """
 
 from collections.abc import Iterator, Sequence

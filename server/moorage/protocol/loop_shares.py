@@ -10,11 +10,11 @@ from typing import Final
 from moorage.model import Tenant
 
 READ_SECONDS_MAX: Final = 0.002
-"""At most this many seconds per tenant and turn of the event loop; an answer takes ten turns."""
+"""At most this many seconds per tenant and turn of the event loop; a reply takes ten turns."""
 
 
 class LoopShares:
-    """Limits the time for reading messages of one tenant in one turn."""
+    """Limits the time for reading messages of one tenant in one turn of the event loop."""
 
     def __init__(self) -> None:
         self._spent: dict[Tenant, float] = {}

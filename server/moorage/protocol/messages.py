@@ -2,8 +2,8 @@
 
 The gateway reads them with `decode`, `POST /allocate` with `decode_allocation`; the client
 package makes them and writes them with `encode`. The shapes are those of
-docs/reference/allocation-server.md, "Requests and replies" (existing clients), and of the `op`
-messages beside them.
+docs/reference/allocation-server.md, "Requests and replies" (for clients that existed before
+Moorage), and of the `op` messages.
 
 The fast path is decoding in C; if that fails, `diagnosis` names the field and the value expected
 there.

@@ -1,4 +1,4 @@
-"""Decides who may send HTTP requests: programs and our own pages, but no page of another site.
+"""Decides who may send HTTP requests: programs and the server's pages, but no other site's page.
 
 `gateway`, `web` and served slot pools call `Origins.refusal` for every request, also for handshakes
 of WebSockets. A browser reaches every port of its machine, and any page can make the browser send
@@ -6,12 +6,12 @@ requests there: a form or a WebSocket needs no permission. Three headers, which 
 reveal such requests:
 
 * `Host` is the name in the URL (RFC 9110, 7.2). If the owner of a page lets its name point to
-127.0.0.1 (DNS rebinding), the browser treats the page as one of ours, and the page reads answers;
-only the name reveals it. An address cannot be rebound, so the address that the request came to is
-accepted, too.
+127.0.0.1 (DNS rebinding), the browser lets the page read answers, as if it were this server's page;
+only the name reveals the page. An address cannot be rebound, so the address that the request came
+to is accepted, too.
 * `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with all
-requests that change something; programs rarely do. An `Origin` is ours if it names the same server
-as `Host`, or the port of our pages. `null`, a page that hides its origin, is not ours.
+requests that change something; programs rarely do. An `Origin` is accepted if it names the same
+server as `Host`, or the port of the server's pages. `null`, a page that hides its origin, is not.
 * `Sec-Fetch-Site` (W3C, Fetch Metadata) gives the same information for requests without `Origin`:
 images, links, frames. `same-site` is another port of this machine, and so another origin.
 
@@ -66,7 +66,7 @@ class Origins:
 
     Args:
         hosts: The server's names, in addition to loopback names: the host that it listens on, and
-            names from operators.
+            names that operators set.
         origins: Other sites whose pages may send requests, each in the form of `read_origin`.
         pages_port: The port of the server's own pages; 0: only this port.
     """

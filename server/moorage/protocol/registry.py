@@ -197,7 +197,7 @@ class PolicyDocuments(Protocol):
         """Return a PolicyRule document, or raise `unknown_policy`."""
 
     async def history(self, uri: str) -> list[Document]:
-        """Return the author and time of each change of a policy, oldest first, even if removed.
+        """Return author and time of each change of a policy, even a removed one, oldest first.
 
         Returns:
             Objects with `at` (seconds since the epoch), `who`, `what` (`registered`, `described`,

@@ -1,6 +1,6 @@
 """Writes replies on the server, and reads them in the client.
 
-The daemon and the web room write with `success`, `failure`, `raw` and `event`; the client package
+`daemon` and `web` write replies with `success`, `failure`, `raw` and `event`; the client package
 reads with `decode_reply`. Shapes: docs/reference/allocation-server.md, "Requests and
 replies" and "Decisions", with `lease`, `warnings`, `reasons`, `request` and `error` in addition to
 the fields for existing clients.
@@ -138,7 +138,7 @@ def failure(
     details: JsonMapping | None = None,
     **shared: Unpack[Shared],
 ) -> bytes:
-    """Write a failure reply: `message` for existing clients, `error` for machines.
+    """Write a failure reply, with `message` for people and `error` for programs.
 
     Args:
         code: The error code, for programs.

@@ -156,7 +156,7 @@ _OF_REQUESTS: Final = {
     "strict": "Refuse the message if a field has no meaning; otherwise the reply has a warning.",
     "traceparent": "The client's span in W3C Trace Context; the server continues its trace.",
 }
-"""Descriptions of message fields; the docstrings of message parts describe their own."""
+"""Descriptions of the fields of messages. Types of message parts describe theirs in docstrings."""
 _LISTED: Final = "\nAttributes:\n"
 
 
@@ -208,7 +208,7 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
 
 
 def _with_wire_names(found: JsonObject, reference: str) -> JsonObject:
-    """Give records the names that existing clients use."""
+    """Rename schemas of records to the names that clients use in messages."""
     text = json.dumps(found)
     for name, wire_name in _WIRE_NAMES.items():
         old, new = (json.dumps(reference.format(name=each)) for each in (name, wire_name))

@@ -121,7 +121,7 @@ def write_three_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pat
     return log_files(folder)
 
 
-def test_a_file_of_the_audit_log_without_its_end_hides_no_later_file(
+def test_a_change_after_a_truncated_file_of_the_audit_log_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = write_three_files(tmp_path, monkeypatch)
@@ -223,7 +223,7 @@ def test_closing_the_audit_log_writes_all_accepted_entries(tmp_path: Path) -> No
     assert verify(tmp_path)[1].number == 1000
 
 
-async def test_after_the_wait_for_an_audit_entry_the_entry_is_on_the_disk(tmp_path: Path) -> None:
+async def test_flush_returns_once_audit_entries_are_on_the_disk(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1, 4):
         log.note(entry(number))

@@ -31,7 +31,7 @@ def ownership(catalog: Catalog) -> Ownership:
 
 
 @pytest.mark.parametrize("role", MAY)
-async def test_a_cluster_is_changed_by_its_owner_and_operators(tmp_path, role):
+async def test_only_its_owner_and_operators_may_change_a_cluster(tmp_path, role):
     catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     owned = ownership(catalog)
     caller = Caller(Tenant("ann"), role)
@@ -49,9 +49,7 @@ async def test_a_cluster_is_changed_by_its_owner_and_operators(tmp_path, role):
 
 
 @pytest.mark.parametrize("role", MAY)
-async def test_metrics_blocks_and_executors_are_changed_by_their_owner_and_operators(
-    tmp_path, role
-):
+async def test_only_owners_and_operators_may_change_metrics_blocks_and_executors(tmp_path, role):
     file = tmp_path / "catalog.db"
     catalog = await open_catalog(SqliteRecords(file))
     caller = Caller(Tenant("ann"), role)

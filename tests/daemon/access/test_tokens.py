@@ -54,7 +54,7 @@ def test_tokens_of_settings_have_the_role_author_and_those_of_operators_admin() 
     assert [each and each.role for each in callers] == [Role.AUTHOR, Role.ADMIN, None, None]
 
 
-def test_a_named_token_is_accepted_at_once_and_closes_an_open_server(
+def test_after_the_first_named_token_every_caller_needs_a_token(
     tmp_path: Path, store: TokenStore
 ) -> None:
     tokens = Tokens({}, store=store)
@@ -68,7 +68,7 @@ def test_a_named_token_is_accepted_at_once_and_closes_an_open_server(
     assert (caller.tenant, caller.role, caller.token_name) == ("ann", Role.VIEWER, "ci")
 
 
-def test_a_revoked_token_is_refused_at_once_and_the_server_stays_closed(
+def test_after_the_last_token_is_revoked_every_caller_is_refused(
     tmp_path: Path, store: TokenStore
 ) -> None:
     tokens = Tokens({}, store=store)

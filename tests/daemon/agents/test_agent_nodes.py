@@ -17,8 +17,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 MACHINES = 100
 WRITES_MAX = 10
-"""Maximum writes of a document while a hundred machines join, which would else write it 100 times.
-"""
+"""Maximum writes of a document while a hundred machines join: fewer than one for each machine."""
 
 
 @pytest.fixture

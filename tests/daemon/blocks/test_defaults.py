@@ -1,4 +1,4 @@
-"""The built-in policies of blocks score a cluster by its free capacity, or 0 without a fit."""
+"""The built-in policies of blocks score a cluster by its free capacity, or 0 if it does not fit."""
 
 import random
 
@@ -59,7 +59,7 @@ def test_only_requested_resources_count():
     assert dry_run(fleet, "a", Demand(memory_mib=1)) == {"score": 1.0, "node_info": info}
 
 
-def test_a_share_of_a_block_goes_to_the_fullest_gpu_that_fits():
+def test_a_block_that_needs_a_part_of_a_gpu_gets_the_fullest_gpu_that_fits():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "1", gpu_milli=600)
     found = dry_run(fleet, "a", Demand(gpus=1, gpu_milli=400))

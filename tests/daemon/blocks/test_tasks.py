@@ -177,7 +177,7 @@ def packs(value: dict) -> bool:
     return True
 
 
-async def test_a_task_with_a_block_of_any_depth_ends(house):
+async def test_a_task_with_a_deeply_nested_block_ends(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     # Python 3.11 fails at 1,000 levels, including frames of the stack; 3.13 at 10,000.

@@ -60,7 +60,7 @@ async def test_recalled_fleets_of_all_tenants_are_bounded(fleets: RecalledFleets
     assert "wait here" in refused[0]
 
 
-async def test_a_caller_of_a_recalled_fleet_that_leaves_frees_its_place(
+async def test_a_caller_that_leaves_frees_the_place_of_its_recalled_fleet(
     fleets: RecalledFleets,
 ) -> None:
     async with asyncio.TaskGroup() as group:

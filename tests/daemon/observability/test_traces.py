@@ -27,7 +27,7 @@ def lines() -> Iterator[list]:
         yield captured
 
 
-def test_a_refused_request_is_traced_from_its_socket_to_its_code(lines) -> None:
+def test_a_refused_request_is_traced_from_its_socket_to_its_error_code(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
     follower.admitted(address(1), RequestId("r1"))

@@ -194,7 +194,7 @@ async def test_the_number_of_waiting_readers_is_bounded_and_reads_without_a_wait
     await asyncio.gather(another, *readers)
 
 
-async def test_waits_for_output_end_with_their_session_and_lookups_with_the_last_wait(silent):
+async def test_a_wait_for_output_ends_with_its_session_and_lookups_end_with_the_last_wait(silent):
     ours, theirs = silent.read("ours"), silent.read("theirs")
     await silent.wait_looks(4)
     silent.access.drop_session(SessionId("ours"))

@@ -116,7 +116,7 @@ async def test_a_replaced_server_starts_and_stops_no_workload():
     await house.room.close()
 
 
-async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_nothing_more(house):
+async def test_the_takeover_of_a_workload_is_reported_once_and_at_once(house):
     second = await house.warm()
     house.room.look(second)
     said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
@@ -126,7 +126,7 @@ async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_no
     assert house.events == said
 
 
-async def test_the_death_of_a_warm_workload_after_its_check_is_reported_to_the_new_lease(house):
+async def test_the_end_of_a_workload_after_its_takeover_is_reported_to_the_new_lease(house):
     second = await house.warm(die_seconds=0.2, exit_code=3)
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
@@ -136,7 +136,7 @@ async def test_the_death_of_a_warm_workload_after_its_check_is_reported_to_the_n
     assert len(house.events) == 2
 
 
-async def test_a_warm_workload_that_died_before_its_check_is_started_again(house):
+async def test_a_warm_workload_that_ended_before_its_takeover_is_started_again(house):
     second = await house.warm(die_seconds=0.1)
     await house.heard(WorkloadEnded)
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_a_warm_workload_that_died_before_its_check_is_started_again(house
     assert started.lease == second.id
 
 
-async def test_a_check_of_a_starting_workload_waits_for_the_start(house):
+async def test_the_takeover_of_a_workload_is_not_reported_while_an_order_runs(house):
     second = await house.warm()
     house.room.keep(replace(second, id=RequestId("first"), fencing=1, inherited=""))
     house.room.look(second)
@@ -333,7 +333,7 @@ async def test_a_defect_in_one_workload_ends_only_its_lease(call):
     assert not house.tasks.broken.done()
 
 
-async def test_a_workload_has_to_end_within_the_time_of_the_settings_and_of_its_notice():
+async def test_the_setting_and_the_notice_bound_the_time_in_which_a_workload_stops():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 
@@ -355,7 +355,7 @@ async def test_a_workload_has_to_end_within_the_time_of_the_settings_and_of_its_
     assert not tasks.broken.done()
 
 
-async def test_a_starting_workload_has_to_end_within_the_time_of_its_notice():
+async def test_the_notice_bounds_the_time_in_which_a_starting_workload_stops():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 

@@ -36,7 +36,7 @@ class ChainError(Exception):
 
 
 def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
-    """Check a line after `before`; return the new end. `begins`: older lines may be deleted."""
+    """Check a line after `before`, or the oldest line (`begins`); return its number and hash."""
     body, found, tail = line.rpartition(_HASH_FIELD)
     try:
         entry = msgspec.json.decode(line, type=Sealed)
@@ -46,7 +46,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
         raise ChainError(f"{place}: the hash is not at the end of the line")
     if not begins and entry.number != before.number + 1:
         missing = f"expected entry {before.number + 1}, found {entry.number}"
-        raise ChainError(f"{place}: {missing}: lines are missing or in the wrong order")
+        raise ChainError(f"{place}: {missing}; lines are missing or in the wrong order")
     origin = entry.prev if begins else before.hash
     digest = hashlib.sha256(origin.encode() + body).hexdigest()
     if entry.prev != origin or entry.hash != digest:
@@ -55,13 +55,13 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
 
 
 def is_beyond_end(line: bytes) -> bool:
-    """Return whether a line without its newline already has its complete hash field."""
+    """Return whether a line, even without its newline, already has its complete hash field."""
     _, found, tail = line.rpartition(_HASH_FIELD)
     return bool(found) and len(tail) >= _HASH_CHARS + len('"}\n')
 
 
 class Sealed(msgspec.Struct):
-    """The fields of a line that the chain reads."""
+    """The fields of a line by which the chain is checked."""
 
     number: int
     prev: str
@@ -78,7 +78,7 @@ def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
 
 
 def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """Return JSON lines with numbers and hashes, and the chain's end. Runs on the hot path."""
+    """Add number and hash to JSON lines; return them and the chain's end. Runs on the hot path."""
     lines = list[bytes]()
     number, former = end.number, end.hash.encode()
     for text in encoded[1:-2].split(b"}\n{") if encoded else ():
@@ -93,7 +93,7 @@ def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
 
 
 def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
-    """Check that the log from line `first` to `end` contains the line of the noted number.
+    """Check that the log from line `first` to `end` contains the noted line.
 
     Raises:
         ChainError: The noted line is missing, or its hash differs.

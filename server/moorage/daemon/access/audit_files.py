@@ -35,12 +35,12 @@ FILE_BYTES_MAX: Final = 16 << 20
 PRUNE_SECONDS: Final = 60.0
 """Seconds between two deletions of old files; a new file also causes a deletion."""
 _TAIL_BYTES: Final = 1 << 20
-"""Bytes read from the end of a file; longer than any line."""
+"""Bytes read from the end of a file; no line is longer."""
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
-"""`flock` without releasing the interpreter lock, as `fcntl.flock` does: beside a busy event loop,
-regaining that lock costs more than a call that does not wait."""
+"""`flock` that, unlike `fcntl.flock`, does not release the interpreter lock: beside a busy event
+loop, regaining that lock costs more than a call that does not wait."""
 
 log = structlog.get_logger("moored")
 
@@ -116,7 +116,7 @@ class AuditFiles:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock of the folder, so that one writer writes; forget a file that changed."""
+        """Hold the lock of the folder; close the open file if it has changed or is full."""
         if self._lock is not None:
             _take(self._lock)
             if not self._is_seen():
@@ -180,7 +180,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
 
     Args:
         folder: The data folder.
-        after: Number of the last line that is left out.
+        after: Lines up to this number are left out.
 
     Raises:
         ChainError: A line is not a JSON object.
@@ -230,7 +230,8 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     """Return whether a line is still being written: it lacks its newline.
 
     Raises:
-        ChainError: The line can never be completed: a file follows, or its newline was changed.
+        ChainError: The line can never be completed: a later file exists, or the newline was
+            changed.
     """
     if line.endswith(b"\n"):
         return False
@@ -282,7 +283,7 @@ def _tail(path: Path) -> bytes:
 
 
 def _drop_torn_line(path: Path) -> int:
-    """Cut off the piece of a line that a crash left; return the size."""
+    """Cut off the piece of a line that a crash left; return the size of the file."""
     size = path.stat().st_size
     tail = _tail(path)
     if tail and not tail.endswith(b"\n"):

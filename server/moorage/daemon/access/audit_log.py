@@ -1,7 +1,7 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own.
 
-The thread gets the entries as text: sharing their objects would cost both processors more than
-encoding them.
+The thread gets the entries as text: objects that two threads share would cost more processor time
+than the encoding.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from moorage.records.rights import Caller
 from moorage.storage.base import AuditRows, StorageError
 
 PENDING_MAX: Final = 100_000
-"""Maximum entries that wait for the disk; the log says how many further ones were dropped."""
+"""Maximum entries that wait for the disk; further entries are dropped, and the log has their
+number."""
 GATHER_SECONDS: Final = 0.02
 """Seconds in which entries are gathered, to be written together."""
 GATHER_SECONDS_MAX: Final = 0.2
@@ -35,9 +36,9 @@ interpreter's lock from the event loop several times, which costs more than the 
 BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
-"""Failed logins of one address that get an entry each, per minute; more are only counted."""
+"""Maximum failed logins per minute and address that get an entry; others are only counted."""
 SURPLUS_MAX: Final = 10_000
-"""Pairs of a tenant and a limit whose last entry is remembered."""
+"""Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
 
@@ -58,7 +59,7 @@ class AuditLog:
     Args:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
-        keep_mib: The largest size of the log in MiB; beyond it, the oldest entries are deleted.
+        keep_mib: The largest size of the log in MiB; beyond this, the oldest entries are deleted.
         rows: The rows of the log in a database; None: files of the folder.
     """
 
@@ -85,9 +86,9 @@ class AuditLog:
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self.surplus: Counter[str] = Counter()
-        """Number of requests beyond a limit of one tenant, by the name of the setting."""
+        """Number of requests that exceeded the limit of a tenant, by the name of the setting."""
         self._surplus: dict[tuple[str, str], tuple[float, int]] = {}
-        """Time of the last entry of a tenant and setting, and the refusals since."""
+        """Time of the last entry of a tenant and setting, and the number of refusals since."""
         self._unsaid = 0
         """Number of dropped entries that the log does not mention yet."""
         self._thread: threading.Thread | None = None

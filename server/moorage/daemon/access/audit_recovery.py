@@ -17,7 +17,7 @@ log = structlog.get_logger("moored")
 def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[object, object, None]:
     """Queue entries for facts that the log lacks, then the entry of the server's start.
 
-    Entries after this call come after the recovered ones, also while the coroutine runs.
+    Entries queued after this call, even before the coroutine ends, follow the recovered ones.
 
     Args:
         audit: The audit log, which has no entry of this server's run yet.

@@ -83,7 +83,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
 
     Args:
         rows: The rows of the audit log in the database.
-        after: Number of the last line that is left out.
+        after: Lines up to this number are left out.
 
     Raises:
         ChainError: A line is not a JSON object.

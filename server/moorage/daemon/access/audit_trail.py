@@ -39,7 +39,7 @@ _SERVER = "moored"
 K = TypeVar("K")
 V = TypeVar("V")
 NODES_MAX: Final = 32
-"""Nodes of a reservation that an entry names; if there are more, it has only their number."""
+"""Maximum nodes of a reservation that an entry names; of more nodes, it has only the number."""
 REASON_CHARS_MAX: Final = 200
 
 
@@ -67,9 +67,9 @@ class AuditTrail:
     Args:
         audit: Takes the entries.
         origin: Returns who waits for the answer at an address.
-        asker: Returns the address that awaits the answer to a request, if one does.
+        asker: Returns the address that awaits the answer to a request; None: no address does.
         lease: Finds a lease that holds resources, or was one of the last to end.
-        standing: The state of leases at the start; from then on, it follows the facts.
+        standing: The operators' settings at the start; from then on, the facts change them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AuditTrail:
         self._made: list[AuditEntry] = []
         """Entries of facts that are not durable yet, with the facts' numbers since the start."""
         self._stepped = self._durable = 0
-        """Numbers of facts since the start: those stepped, and those durable."""
+        """Number of facts since the start, and the number of these that are durable."""
 
     def observe_step(self, event: Event, turn: Turn) -> None:
         """Make the entries of a step before its answer leaves. Runs on the hot path."""
@@ -168,7 +168,7 @@ class AuditTrail:
     def _about_operators(
         self, to: Address | None, fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved
     ) -> AuditEntry:
-        """Return the entry of an operator's setting, with the old value."""
+        """Return the entry for a setting that an operator changed, with the old value."""
         standing, why = self._standing, ""
         match fact:
             case QuotaSet(tenant, project, after, at, who):
@@ -253,7 +253,7 @@ class AuditTrail:
 
 
 def _places(placement: Placement) -> JsonValue:
-    """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
+    """Return the placement of a lease: cluster, node, GPUs and thousandths of each GPU."""
     if len(placement) == 1:
         share = placement[0]
         return ((share.cluster_id, share.node_id, share.gpus, share.gpu_milli),)

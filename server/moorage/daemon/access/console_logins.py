@@ -1,8 +1,8 @@
-"""Logins to the console: cookies, each exchanged for a token. Both ports read them.
+"""Logins to the console: cookies, each issued in exchange for a token. Both ports accept them.
 
 The logins are stored, so that they outlast a server, and other servers on the same database know
-them. The stored data gives no access: it has the digest of a cookie, and its token in a form from
-which only the cookie restores it.
+them. The stored data gives no access: it has the digest of each cookie, and the token in a form
+that only the cookie can decrypt.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from moorage.records.rights import Caller
 from moorage.storage.base import LoginRows, StorageError
 
 LOGINS_OF_TENANT_MAX: Final = 100
-"""Logins of one tenant at a time; one more ends the tenant's oldest."""
+"""Maximum logins of one tenant at a time; one more ends the tenant's oldest login."""
 LOGINS_MAX: Final = 1_000
-"""Logins of all tenants at a time; one more ends the oldest of the tenant that has most."""
+"""Maximum logins at a time; one more ends the oldest login of the tenant with most logins."""
 
 log = structlog.get_logger("moored")
 
@@ -122,7 +122,7 @@ class ConsoleLogins:
         """End the logins of these cookies.
 
         Raises:
-            ServiceError: `unavailable`: that cannot be stored.
+            ServiceError: `unavailable`: the logout cannot be stored.
         """
         try:
             self._rows.delete([digest(cookie) for cookie in cookies])
@@ -145,7 +145,7 @@ class ConsoleLogins:
 
 
 def _surplus(logins: dict[str, _StoredLogin], newest: _StoredLogin) -> Collection[str]:
-    """Return the digest of the login that must end to make room for the newest, if any must."""
+    """Return the digest of the login that must end to make room for `newest`; []: none must."""
     held = Counter(each.caller.tenant for each in logins.values())
     if held[newest.caller.tenant] > LOGINS_OF_TENANT_MAX:
         tenant = newest.caller.tenant

@@ -1,8 +1,8 @@
 """The tokens of leases: derived from the server's secret and the lease's id, and never stored.
 
-`admission` makes a token for every ask and sends it with the grant; the core, the ledger and its
-checkpoints know digests alone. A request that comes again with its idempotency key gets the same
-token, since it is made again, after a restart too.
+`admission` makes a token for every request of a lease and sends it with the grant. The core, the
+ledger and its checkpoints know only digests. A request that is repeated with its idempotency key
+gets the same token, even after a restart: the server derives the token again.
 
 The digest is a plain SHA-256. A slow, salted digest protects passwords that people choose; a token
 has 144 random bits, which no search finds.

@@ -19,9 +19,10 @@ from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.records.rights import Caller, Role
 
 SKEW_SECONDS: Final = 60.0
-"""Seconds by which the issuer's clock may differ from ours."""
+"""Seconds by which the issuer's clock may differ from this server's clock."""
 VERIFIED_MAX: Final = 20_000
-"""Tokens whose callers are remembered; beyond it, the oldest is verified again when it comes."""
+"""Maximum tokens whose callers are remembered; a forgotten token is verified again at its next
+use."""
 TOKEN_CHARS_MAX: Final = 16_384
 NAME_CHARS_MAX: Final = 200
 SUBJECT_CHARS_MAX: Final = 255
@@ -42,10 +43,10 @@ class ClaimSettings:
     Args:
         issuer: The `iss` of accepted tokens.
         audience: The text that the `aud` of accepted tokens contains.
-        tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
-        role: Claim with a role, or with a list of roles, of which the highest counts; may be
-            dotted, too.
-        roles: Role by value of that claim; empty: the claim has our own names of roles.
+        tenant: Name of the claim with the tenant; `a.b` may also mean `b` in the object `a`.
+        role: Name of the claim with a role, or with a list of roles, of which the highest counts;
+            dots mean the same as in `tenant`.
+        roles: Role for each value of that claim; empty: the values are this server's role names.
     """
 
     issuer: str
@@ -66,7 +67,7 @@ class OidcTokens:
         """Caller and expiry of each verified token, by the token's digest."""
         self._of_changes = 0
         self._have_ended = False
-        """Whether accepted tokens may be void, since keys were withdrawn."""
+        """Whether the keys have changed, so that tokens accepted earlier may be void."""
         self._ends: set[int] = set()
         """Expiry times of accepted tokens, in seconds."""
 
@@ -122,7 +123,7 @@ class OidcTokens:
             self._verified.clear()
 
     def _is_ours(self, bearer: str) -> bool:
-        """Return whether a token names the issuer and has not expired, unverified."""
+        """Return whether a token, not verified yet, names the issuer and has not expired."""
         try:
             claims = jwt.decode(bearer, options={"verify_signature": False})
             lasts = float(claims["exp"]) + SKEW_SECONDS > time.time()
@@ -188,7 +189,7 @@ class OidcTokens:
 
 
 def _claim(claims: JsonMapping, name: str) -> JsonValue:
-    """Return a claim by its name, else by the name as a dotted path; None without a claim."""
+    """Return a claim by its name, else by the name as a dotted path; None: there is no claim."""
     if name in claims:
         return claims[name]
     found: JsonValue = claims
@@ -198,7 +199,7 @@ def _claim(claims: JsonMapping, name: str) -> JsonValue:
 
 
 def _header(bearer: str) -> JsonMapping | None:
-    """Return the header of a possible issuer's token; None if the text is no such token."""
+    """Return the JWT header of a bearer text; None: the text cannot be an issuer's token."""
     if bearer.count(".") != 2 or len(bearer) > TOKEN_CHARS_MAX:  # noqa: PLR2004  # RFC 7515, 3.1.
         return None
     try:

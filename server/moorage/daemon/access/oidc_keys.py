@@ -1,7 +1,7 @@
 """The keys with which an issuer of OpenID Connect signs: fetched in the background, and cached.
 
-If a token names an unknown key, the keys are fetched again, since the issuer may have rotated them:
-once for all requests that wait for them, and never twice within `REFRESH_PAUSE_SECONDS`.
+If a token names an unknown key, the keys are fetched again, since the issuer may have rotated them.
+All requests that wait share one fetch. Two fetches are at least `REFRESH_PAUSE_SECONDS` apart.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ REFRESH_PAUSE_SECONDS: Final = 2.0
 FETCH_SECONDS_MAX: Final = 5.0
 """Seconds that one fetch of the discovery document and the keys may take."""
 WAITERS_MAX: Final = 1_000
-"""Callers that wait for a fetch at one time; further ones are refused at once."""
+"""Maximum callers that wait for a fetch at one time; further callers are refused at once."""
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 REASON_BYTES_MAX: Final = 200
 """Maximum bytes of an issuer's error that the log shows."""
@@ -36,8 +36,8 @@ _PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 ALGORITHMS: Final = (*_RSA, *_CURVES.values(), "EdDSA")
-"""Accepted algorithms, all with public keys: one with a shared secret would accept the public key
-as the secret."""
+"""Accepted algorithms, all with public keys: an algorithm with a shared secret would accept the
+public key as the secret."""
 _HTTP_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL)
 
 log = structlog.get_logger("moored")
@@ -51,7 +51,7 @@ class KeysUnavailableError(Exception):
 
 
 class IssuerRefusesError(KeysUnavailableError):
-    """The issuer refuses the code that it was sent."""
+    """The issuer refuses the browser's authorization code."""
 
 
 class IssuerKeys:
@@ -144,8 +144,10 @@ class IssuerKeys:
         async with self._client() as client:
             found = await _document(client, self._issuer.rstrip("/") + _DISCOVERY)
             if found.get("issuer") != self._issuer:
-                reason = f"its discovery document is of the issuer {found.get('issuer')!r}"
-                raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly this value")
+                raise KeysUnavailableError(
+                    f"its discovery document is of the issuer {found.get('issuer')!r}; "
+                    "set oidc_issuer to exactly this value"
+                )
             place = found.get("jwks_uri")
             if not isinstance(place, str) or not is_safe(place):
                 raise KeysUnavailableError(f"jwks_uri: expected a URL of https, got {place!r}")

@@ -2,8 +2,8 @@
 
 The server signs in by an authorization code with PKCE, and logs out by RP-Initiated Logout 1.0.
 
-The browser gets no token: only a cookie that proves, when it comes back, that it is the one that
-was sent (`state`), and holds the verifier of RFC 7636.
+The browser gets no token, only a cookie. The cookie has the `state`, which proves that the same
+browser comes back from the issuer, and the verifier of RFC 7636.
 """
 
 import base64
@@ -32,7 +32,7 @@ class BrowserSignIn:
 
     Args:
         keys: The issuer's keys, and the addresses of its endpoints.
-        request: `issuer`, `client_id`, `scopes` and `audience`.
+        request: Values of `issuer`, `client_id`, `scopes` and `audience` in requests to the issuer.
     """
 
     def __init__(self, keys: IssuerKeys, request: dict[str, str]) -> None:
@@ -65,7 +65,7 @@ class BrowserSignIn:
     async def finish(
         self, proof: str, answer: Mapping[str, str], redirect_uri: str
     ) -> dict[str, str] | None:
-        """Return the issuer's tokens by name; none if it refuses; None if it does not answer.
+        """Return the issuer's tokens by name; {}: refused; None: the issuer does not answer.
 
         The log has the reason: the person at the browser asks the operator for it.
 
@@ -123,7 +123,7 @@ class BrowserSignIn:
         return _with_query(place, query), state
 
     def _gives_access(self, id_token: str) -> bool:
-        """Return whether this server may accept an ID token, so that no URL may have it."""
+        """Return whether this server could accept an ID token, which must then not be in a URL."""
         try:
             audience = jwt.decode(id_token, options={"verify_signature": False}).get("aud", "")
         except jwt.InvalidTokenError:
@@ -131,7 +131,6 @@ class BrowserSignIn:
         return self._request["audience"] in ([audience] if isinstance(audience, str) else audience)
 
     async def _endpoint(self, name: str) -> str | None:
-        """Return the URL of one of the issuer's endpoints."""
         if not self._keys.discovered and not await self._keys.refresh():
             return None
         place = self._keys.discovered.get(name)

@@ -1,4 +1,4 @@
-"""Limits the rates of requests and evaluations per tenant, with a token bucket each."""
+"""Limits the rates of requests and evaluations, with token buckets for each tenant."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ WATCHERS: Final = "tenant_watchers_max"
 LIMITS: Final = (REQUESTS, UPLOADS, EVALUATIONS, WATCHERS)
 """Names of the settings that limit one tenant."""
 TENANTS_MAX: Final = 10_000
-"""Token buckets in memory, one per tenant; one more drops the bucket that was full longest ago."""
+"""Maximum token buckets in memory, one per tenant; one more drops the bucket used longest ago."""
 MINUTE_SECONDS: Final = 60.0
 RETRY_SECONDS_MIN: Final = 0.1
 """Least seconds until a retry, for a tenant whose bucket is exactly empty."""
@@ -93,8 +93,8 @@ class TenantRates:
     """Refuses requests and uploads of a tenant that exceed its rate.
 
     Args:
-        requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
-        uploads_per_minute: Policies that are published; 0: any number.
+        requests_per_second: Messages on the WebSocket and the same requests over HTTP; 0: no limit.
+        uploads_per_minute: Policies that are published; 0: no limit.
         clock: Seconds on a clock that never goes back.
         evaluations: Limits the processor time of a tenant's policies; None: no limit.
     """

@@ -55,8 +55,8 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
 assert RIGHT_OF.keys() == {wire.AllocationRequest, wire.BlockRequest, *wire.OPERATIONS.values()}
 
 _DRY_RUNS_FOR_ALL: Final = wire.Cordon | wire.Drain | wire.Uncordon
-"""Operations whose dry runs need only the right to read: of other tenants' leases, they show the
-number."""
+"""Operations whose dry runs need only the right to read: these show only the number of other
+tenants' leases."""
 _DETAILS: Final[JsonMapping] = {"verdict": "not_you"}
 
 
@@ -88,8 +88,8 @@ class Ownership:
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
     tenant that made it; metrics to the owner of their cluster or block, else to the tenant that
     stored them. Objects that were made before owners were recorded belong to all tenants. Any
-    tenant may start a shadow on any alias: it changes no answer, and shows a tenant only the
-    tenant's own requests.
+    tenant may start a shadow on any alias: a shadow changes no answer, and its report shows a
+    tenant only the tenant's own requests.
 
     Args:
         state: The core's state, which has the leases; read only.
@@ -105,7 +105,7 @@ class Ownership:
     policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to change or delete another tenant's cluster, or one with others' leases.
+        """Refuse to change or delete a cluster that another tenant owns or has leases on.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
@@ -144,7 +144,7 @@ class Ownership:
         _check_owner(caller, await self.owners.executor(name), does)
 
     def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to register a cluster while other tenants have leases on its predecessor.
+        """Refuse to register a deleted cluster again while other tenants have leases on it.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.

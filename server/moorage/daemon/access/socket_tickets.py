@@ -16,7 +16,7 @@ from moorage.records.rights import Caller
 TICKET_SECONDS: Final = 10.0
 """Lifetime of a ticket, from the HTTP answer to the handshake."""
 TICKETS_MAX: Final = 1_000
-"""Tickets at a time; one more drops the oldest ticket of the tenant that has most."""
+"""Maximum tickets at a time; one more drops the oldest ticket of the tenant with most tickets."""
 
 
 class SocketTickets:

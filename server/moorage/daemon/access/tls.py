@@ -33,7 +33,7 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class _DoorContext(ssl.SSLContext):
-    """The one SSL context that the ports hold for as long as they are open."""
+    """The SSL context that both ports hold while they are open."""
 
     current = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # Each object gets its own.
     """The SSL context that serves new connections."""
@@ -122,7 +122,7 @@ class ServerTls:
         context: The TLS context of new connections.
 
     Raises:
-        OSError: A file cannot be read, or holds no certificate or key, or they do not match.
+        OSError: A file cannot be read or holds no certificate or key, or the two do not match.
     """
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None) -> None:

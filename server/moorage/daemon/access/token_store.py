@@ -29,7 +29,7 @@ class NamedToken(msgspec.Struct, frozen=True):
         name: The name of the token in `moored token list`.
         digest: SHA-256 of the token, in hexadecimal.
         role: Decides what its holder may do.
-        tenant: Owner of the leases and policies that its holder works with.
+        tenant: The tenant for which its holder acts.
         created_at: The time of its creation, in seconds since the epoch.
         expires_at: The end of the token, in seconds since the epoch; None: it does not expire.
         revoked_at: The time of its revocation, in seconds since the epoch; None: it is not revoked.

@@ -30,7 +30,7 @@ log = structlog.get_logger("moored")
 
 
 class IssuerTokens(Protocol):
-    """Verifies an issuer's tokens; `oidc.OidcTokens`, which needs an extra, implements it."""
+    """Verifies an issuer's tokens. `oidc.OidcTokens` implements it, and needs the extra `oidc`."""
 
     def caller(self, bearer: str) -> Caller | None:
         """Return the caller of a token; None if it is not valid, or its key is not known."""

@@ -1,1 +1,1 @@
-"""Agents of other machines: their tokens and keys, how they join, and when they are lost."""
+"""Agents on other machines: their tokens and keys, how they join, and when they are lost."""

@@ -1,7 +1,7 @@
 """Writes the nodes of machines with agents into the documents of their clusters.
 
-The time of a write grows with the whole document. So changes that arrive during a write share the
-next one: a rack that loses or regains its power takes a few writes.
+The time of a write grows with the size of the whole document. So the next write makes all changes
+that arrived during this one: a rack that loses or regains its power takes a few writes.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class AgentNodes:
         self._writing = asyncio.Lock()
 
     async def get(self, place: Place) -> JsonObject | None:
-        """Return a registered node, after writes under way; None if it is not registered."""
+        """Wait for a write under way; return a registered node, or None if it is not registered."""
         async with self._writing:
             return (await self._registered(place[0])).get(place[1])
 

@@ -37,7 +37,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
     Args:
         digest: SHA-256 of the token, in hexadecimal.
-        cluster_id: The cluster that its machine joins.
+        cluster_id: The cluster that the agent's machine joins.
         expires_at: The end of the token, in seconds since the epoch.
         agent: Id of the agent that used it; empty: the token is unused.
     """
@@ -49,7 +49,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
 
 class AgentOrigin(NamedTuple):
-    """The credentials of an agent that connects; see `AgentRecord`."""
+    """What an agent's connection shows of the agent; for the fields, see `AgentRecord`."""
 
     address: str
     release: str
@@ -64,7 +64,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
     Args:
         cluster_id: The cluster that its machine belongs to.
         node_id: The node that the machine is in this cluster.
-        agent: Id of the agent, made once.
+        agent: Id of the agent, which never changes.
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: The time at which it joined, in seconds since the epoch.
         changed_at: The time at which it last connected or disconnected, in seconds since the epoch.
@@ -72,8 +72,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
         address: The address from which the agent last connected.
         unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.
-        forgotten: Whether the server has to remove its node, then this record: it was forgotten,
-            or has not finished joining. So no crash or stopped server leaves a stray node.
+        forgotten: Whether the server must remove its node, and then this record: the agent was
+            forgotten, or did not finish joining. After a crash, the record still shows this.
         folder: Its data folder, at its last connection; None: unknown.
     """
 
@@ -103,7 +103,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Reclaim(msgspec.Struct, frozen=True):
-    """An operator's order that agents follow this server, whichever they followed before.
+    """An operator's order that agents follow this server, whichever server they followed before.
 
     Args:
         epoch: A number that is added to the epoch of each server on this storage.
@@ -145,7 +145,7 @@ class AgentStore:
         return self._agents
 
     def forgotten(self) -> AbstractSet[Place]:
-        """Return the places of forgotten agents whose node may be in its cluster.
+        """Return the places of forgotten agents whose node may still be in its cluster.
 
         Raises:
             AgentStoreError: The stored rows cannot be read.
@@ -154,7 +154,7 @@ class AgentStore:
         return self._forgotten
 
     def _read_changes(self, documents: Mapping[str, bytes]) -> None:
-        """Decode the documents that have changed: a thousand machines join one by one."""
+        """Decode only changed documents: each of a thousand joining machines changes one."""
         put, gone = diff_rows(self._documents, documents)
         for (key,) in gone:
             self._records.pop(key, None)
@@ -187,7 +187,7 @@ class AgentStore:
         return known.epoch if isinstance(known, Reclaim) else 0
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
-        """Return the agent of a key, or a joining token; None: the secret is neither.
+        """Return the agent with this key, or this joining token; None: the secret is neither.
 
         Raises:
             AgentStoreError: The stored rows cannot be read.
@@ -267,8 +267,8 @@ class AgentStore:
         """Record that one connection, or every one, has ended.
 
         Args:
-            connection: Its machine and its `changed_at`. A later connection of the machine stays:
-                it may be to the server that replaced this one. None: every connection.
+            connection: Machine and `changed_at` of the connection. A later connection of the
+                machine is left: it may be to this server's successor. None: every connection.
             now: The time, in seconds since the epoch.
 
         Raises:
@@ -280,9 +280,10 @@ class AgentStore:
                     _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
     def reclaim(self, now: float) -> int:
-        """Make agents follow this server again, whatever epoch they saw; return the increment.
+        """Make agents follow this server again, even after a higher epoch; return the increment.
 
-        Epochs grow with each change of the leader, so they grow more slowly than the time.
+        The increment grows with the time. Epochs grow only when the leader changes, and so more
+        slowly.
 
         Raises:
             AgentStoreError: The change cannot be stored.
@@ -314,9 +315,9 @@ class AgentStore:
         with self._change() as documents:
             found = _take(documents, name)
             if found.connected:
-                reason = f"{name} is connected, so the workloads of its leases would run on"
                 raise AgentStoreError(
-                    f"{reason}; first drain it (`moorage fleet drain`) and end its agent"
+                    f"{name} is connected, so the workloads of its leases would run on; "
+                    "first drain it (`moorage fleet drain`) and end its agent"
                 )
             _put(documents, msgspec.structs.replace(found, forgotten=True))
         return found
@@ -327,7 +328,7 @@ class AgentStore:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Commit the changes of a block in one transaction, without those that fail.
+        """Commit the changes in a `with` block in one transaction, except changes that fail.
 
         Raises:
             AgentStoreError: The transaction cannot be stored.

@@ -1,4 +1,4 @@
-"""Publishes metrics of agents' machines and of the server's own in their clusters' documents.
+"""Publishes metrics of agents' machines and the server's machine in their clusters' documents.
 
 `roster` calls it; policies, searches and HTTP read these documents.
 """
@@ -21,18 +21,18 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
 PUBLISH_SECONDS_A_MACHINE: Final = 0.015
-"""The pause is at least this long per machine: with 1,000, as long as between measurements."""
+"""Shortest time between two versions, in seconds per machine: 15 seconds for 1,000 machines."""
 STALE_SECONDS: Final = 60.0
 """Age at which a measurement is outdated."""
 GPUS_MAX: Final = 64
 FIELDS_MAX: Final = 32
 NUMBER_MAX: Final = 2.0**53
-"""Largest measurement; larger ones are left out, so that sums stay exact."""
+"""Largest measured number; larger numbers are left out, so that sums stay exact."""
 SOURCE: Final = "agent"
-"""The field `source` of node trees made here; no other tree is touched."""
+"""Value of `source` in the node trees that this module makes; it changes no other tree."""
 _GROUPS: Final = ("memory", "vcpu", "storage", "gpu")
 _OWNERS: Final = frozenset({"prometheus"})
-"""Sources whose documents agents do not change."""
+"""Values of `source` of the documents that agents do not change."""
 
 log = structlog.get_logger("moored")
 
@@ -141,7 +141,7 @@ def _measures(tree: Tree) -> Tree:
 
 
 def _tree(node: str, metrics: AgentMetrics, at: float, *, stale: bool) -> Tree:
-    """Return a node of a metrics document, with the numbers of documented groups alone."""
+    """Return a node of a metrics document, with only the numbers of documented groups."""
     groups: Tree = {
         name: _numbers(metrics.groups[name]) for name in _GROUPS if name in metrics.groups
     }

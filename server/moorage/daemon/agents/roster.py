@@ -1,7 +1,7 @@
 """Lets agents in, puts their machines into the registry, and notices when they are lost.
 
-The gateway passes connections to `serve`; `backends.agents` uses them. An agent is not a caller:
-its key is valid on this path only.
+The gateway passes agents' connections to `serve`; `backends.agents` starts workloads over them. An
+agent is not a caller: its key is valid on this path only.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ HELLO_SECONDS_MAX: Final = 10.0
 ANSWER_SECONDS_MAX: Final = 3.0
 """How long a connected agent may take to answer when another agent shows the same key."""
 BEAT_SECONDS: Final = (5.0, 10.0)
-"""Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
+"""Shortest and longest pause between two beats of an agent. If `agent_lost_seconds` is low, both
+are shorter."""
 BEATS_A_SECOND: Final = 50
 """Beats of all agents per second, within `BEAT_SECONDS`; Nomad's `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
@@ -71,7 +72,7 @@ COPIED: Final = (
 )
 """The refusal of a copied data folder."""
 DISPLACED_MAX: Final = 100
-"""Maximum nodes that one machine replaces: each has one of its devices or ids."""
+"""Maximum registered nodes that a machine replaces, since they have its devices or ids."""
 
 log = structlog.get_logger("moored")
 
@@ -141,11 +142,11 @@ class AgentRoster:
         return min(max(shortest, agents / BEATS_A_SECOND), longest)
 
     def close(self) -> None:
-        """Make the waiting changes of the store."""
+        """Make the pending changes of the store, and end its thread."""
         self._thread.close()
 
     def now(self) -> AgentsNow:
-        """Return the number of connected agents, and the names of the others."""
+        """Return the numbers of connected, absent and lost agents, and some absent agents."""
         machines = [each for each in self._fleet.machines() if not each.gone] if self._fleet else []
         absent = sorted((each for each in machines if each.link is None), key=_absent_longest)
         first = [
@@ -253,12 +254,11 @@ class AgentRoster:
         except (TimeoutError, msgspec.MsgspecError):
             raise _Refusal("expected the agent's hello as its first frame") from None
         if any_hello.version != wire.VERSION:
-            reason = (
+            raise _Refusal(
                 f"the agent (release {any_hello.release[:40]}) speaks version {any_hello.version}"
                 f" of the agents' protocol, and this server (release {version('moorage')}) version"
-                f" {wire.VERSION}"
+                f" {wire.VERSION}; install the same release on both machines"
             )
-            raise _Refusal(f"{reason}; install the same release on both machines")
         try:
             hello = wire.decode_report(frame or b"")
         except msgspec.MsgspecError as error:
@@ -281,15 +281,20 @@ class AgentRoster:
     ) -> tuple[FleetBackend, AgentMachine, str]:
         """Return the machine of an agent, and its new key; empty: it already has a key."""
         if self._fleet is None:
-            reason = "agents are of the backend local, which this server's `backends` lacks"
-            raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
+            raise _Refusal(
+                "agents are of the backend local, which this server's `backends` lacks; "
+                "set MOORAGE_BACKENDS=local at the server"
+            )
         try:
             known = await self._find(secret)
             hello.node = _plain(hello.node)
             self._reclaimed = await self._thread.read(self._store.reclaimed)
             if known is None:
-                reason = "this token or key is not known, has expired, or is revoked"
-                raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
+                raise _Refusal(
+                    "this token or key is not known, has expired, or is revoked; "
+                    "`moored agent token` makes a new token",
+                    final=True,
+                )
             if isinstance(known, AgentRecord):
                 if known.agent != hello.agent:
                     reason = f"this key belongs to {known.name}, which has another data folder"
@@ -372,10 +377,10 @@ class AgentRoster:
         name = "/".join(place)
         record = (await self._thread.read(self._store.agents)).get(place)
         if record is not None and record.agent != hello.agent:
-            reason = (
+            raise _Refusal(
                 f"another machine is named {name} already; give this one a --name of its own, or "
+                f"`moored agent forget {name}` if this machine replaces it"
             )
-            raise _Refusal(f"{reason}`moored agent forget {name}` if this machine replaces it")
         if record is None and not taken and place in await self._thread.read(self._store.forgotten):
             await self._drop(fleet.machine(place))  # `watch` has not dropped it yet.
         machine = fleet.machine(place)
@@ -411,9 +416,9 @@ class AgentRoster:
         """
         node = await self._registry.get(place)
         if node is not None and not await self._is_by_hand(place):
-            reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(
-                f"{reason}; give this machine a --name of its own, or remove the other node"
+                f"{'/'.join(place)} is registered, and has no agent; "
+                "give this machine a --name of its own, or remove the other node"
             )
         return node
 
@@ -498,8 +503,8 @@ class AgentRoster:
     def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
         """Return the registered node of the server's own machine; None: there is none.
 
-        The note in the data folder counts before the machine id, which copies of one disk share. A
-        tenant's document of a machine with this id is ignored.
+        The node that the data folder notes takes precedence over a node with the same machine id,
+        which copies of one disk share. A tenant's document of a machine with this id is ignored.
         """
         nodes = {
             (cluster, str(each.get("id"))): each
@@ -516,7 +521,7 @@ class AgentRoster:
         return found and (ClusterId(found[0]), NodeId(found[1]))
 
     def _is_of_tenant(self, cluster: str) -> bool:
-        """Return whether a tenant registered a cluster; without tokens, all are of `local`."""
+        """Return whether a tenant owns a cluster, except `local`, which owns all without tokens."""
         return self._owner(cluster) not in {"", SERVER_ITSELF, LOCAL.tenant}
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
@@ -647,7 +652,6 @@ class AgentRoster:
         return "forgotten"
 
     async def _drop(self, machine: AgentMachine) -> None:
-        """Remove a machine from the fleet."""
         if self._fleet is None or machine.gone:
             return
         self._nodes.pop(machine.place, None)
@@ -683,5 +687,5 @@ def _failure(done: "asyncio.Task[None]") -> BaseException | None:
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:
-    """Order absent machines: those that count as lost first, then by when they were heard."""
+    """Return a sort key: machines that count as lost first, then those silent for longest."""
     return not machine.lost, machine.heard_time

@@ -1,7 +1,7 @@
 """The thread that uses the store of agents, so that no request waits for its disk.
 
 Changes that arrive while another becomes durable share the next transaction: a thousand machines
-that regain power together take some dozens.
+that regain power together take some dozens of transactions.
 """
 
 import asyncio
@@ -63,5 +63,5 @@ class StoreThread:
                 outcome.set_result(value)
 
     def close(self) -> None:
-        """Make the waiting changes, and end the thread."""
+        """Make the pending changes, and end the thread."""
         self._thread.shutdown()

@@ -1,1 +1,1 @@
-"""Block-level requests: advise on a cluster and a node for a whole block."""
+"""Block-level requests: on which cluster, and which node of it, a block should run."""

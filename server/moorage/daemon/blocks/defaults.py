@@ -22,10 +22,9 @@ def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
 def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
     """Score a cluster by its node with the most free capacity, and name that node.
 
-    The score of a node is the scarcest of its resources: the smallest of the free parts of its
-    GPUs, CPU and memory, as far as the demand asks for them, 0 to 1, 1 being an empty node. Nodes
-    that cannot take the demand now do not count; without any, the score is 0. Ties go to more free
-    GPUs, then to the first node.
+    The score of a node is the smallest of the free fractions of its GPUs, CPU and memory, of those
+    that the demand asks for. Nodes that cannot take the demand now do not count; if no node can,
+    the score is 0. Of nodes with equal scores, the one with more free GPUs wins, then the first.
 
     Args:
         fleet: The fleet with the amounts that are free now.
@@ -66,7 +65,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
 
 
 def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
-    """Return the cluster with the highest score above 0, the first of equals; None without any.
+    """Return the first cluster with the highest score above 0; None: no score is above 0.
 
     Args:
         scores: Clusters, each with the answer of its dry run: `{"score", …}`.

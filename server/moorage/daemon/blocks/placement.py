@@ -32,9 +32,9 @@ from moorage.sandbox.host.sandbox import Sandbox
 Mode = Literal["dry_run", "select_clusters"]
 
 CLUSTERS_MAX: Final = 1000
-"""Maximum clusters that one block is tried on; of more, the first by id are taken."""
+"""Maximum clusters that one block is tried on; if there are more, the first by id are taken."""
 RUNNING_MAX: Final = 32
-"""Maximum blocks in progress; further blocks wait. One tenant may have one block less."""
+"""Maximum blocks in progress; further blocks wait. The limit of one tenant is lower by one."""
 WAITING_MAX: Final = 1024
 """Maximum blocks that wait for a turn. With one more, the newest waiting block of the tenant with
 most blocks is refused with `busy`."""
@@ -85,8 +85,8 @@ class BlockPlacement:
     ) -> bytes:
         """Write the reply to a block-level message: the bare result, or the failure reply.
 
-        A bare result has no room for an `id`; a message that has one, as no documented client's
-        does, is answered in the envelope, with its id and warnings.
+        A bare result has no room for an `id`, which documented clients do not send. A message with
+        an `id` is answered in the envelope, with the id and the warnings.
         """
         try:
             outcome = await self.place(tenant, message.input, message.mode)
@@ -108,7 +108,7 @@ class BlockPlacement:
 
         Raises:
             ServiceError: The document is wrong, no cluster is found or can take the block, or a
-                policy failed. The detail `left_out` says why of each cluster that was tried.
+                policy failed. The detail `left_out` has the reason for each cluster that was tried.
         """
         try:
             async with asyncio.timeout(SECONDS_MAX), self._turns.turn(tenant):

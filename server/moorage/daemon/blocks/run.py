@@ -28,10 +28,10 @@ CONCURRENT_MAX: Final = 4
 DRY_RUNS_SECONDS_MAX: Final = 40.0
 """Maximum seconds to score the clusters of one block; clusters not scored by then are left out."""
 NAMED_MAX: Final = 20
-"""Maximum left-out clusters that an answer names; any further ones are only counted."""
+"""Maximum left-out clusters that an answer names; further clusters are only counted."""
 _ANSWERED_WHOLE_BYTES: Final = ANSWER_BYTES_MAX // 2
-"""Packed documents up to this size may come back whole from a policy: as JSON they are larger.
-Above it, only ids come back, and this module inserts the documents again."""
+"""Maximum bytes of packed documents that a policy returns whole. Of larger ones, it returns only
+ids, and this module inserts the documents again."""
 
 
 class _Parts(msgspec.Struct):

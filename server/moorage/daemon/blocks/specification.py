@@ -1,7 +1,7 @@
 """Reads the part of a block document about its own placement: policies, filter, resources.
 
-`daemon.blocks.placement` reads the `input` of a block-level request with it. Values in, values out;
-every refusal is a `ServiceError` that names the place in the document.
+`daemon.blocks.placement` reads the `input` of a block-level request with it. Every refusal is a
+`ServiceError` that names the place in the document.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Role = Literal["clusterAllocator", "resourceAllocator"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 NO_POLICY: Final = "default"
-"""The URI by which existing documents say that they name no policy."""
+"""The URI by which documents say that they name no policy."""
 SECTIONS: Final = ("policies", "policyRulesSpec")
 """Sections in which a block names its policies; for each role, the second overrides the first."""
 _QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})
@@ -53,8 +53,8 @@ class BlockSpec:
         resource_allocator: Scores one cluster and names a node of it.
         filter: An unparsed filter body that selects the clusters to try, and its place in the
             document; None: every live cluster.
-        demand: The amounts that the built-in resourceAllocator looks for: the block's `resources`,
-            in the form of an ad-hoc request's; None if the block gives none.
+        demand: The amounts that the built-in resourceAllocator looks for, from the block's
+            `resources`; None: the block has no `resources`.
     """
 
     cluster_allocator: PolicySpec
@@ -140,7 +140,7 @@ def _object(value: JsonValue, at: str) -> JsonObject:
 
 
 def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
-    """Return the clusterAllocator's filter: a filter body, its queries alone, or an envelope."""
+    """Return the clusterAllocator's filter, given as filter body, as only queries or enveloped."""
     given = spec.parameters.get("filter")
     if not given:
         return None

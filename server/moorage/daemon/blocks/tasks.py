@@ -1,7 +1,7 @@
 """The block endpoints of the gateway: they answer at once, or start a task to be read later.
 
-`daemon.requests.services` hands the methods to the HTTP front door. Tasks live in memory: they are
-advice, and a client whose task is gone asks again.
+`daemon.requests.services` hands the methods to the HTTP port. Tasks live in memory only: results
+are advice, and a client whose task is lost repeats its request.
 """
 
 import secrets
@@ -23,7 +23,7 @@ TASKS_MAX: Final = 1024
 forgotten. If no task is finished, the new task is refused as `busy`, except for tenants with few
 tasks."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Maximum bytes of stored results; beyond this, the tenant with most loses its oldest ones."""
+"""Maximum bytes of stored results; beyond this, the tenant with most bytes loses its oldest."""
 
 
 @dataclass(slots=True)
@@ -111,14 +111,14 @@ class BlockServices:
                 break
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether a tenant may store no more tasks even after finished ones go."""
+        """Return whether a tenant's new task finds no room; forget a finished task to make room."""
         if len(self._tasks) < TASKS_MAX or self._forget_oldest(lambda _: 1):
             return False
         own = sum(task.tenant == tenant for task in self._tasks.values())
         return not fits(len(self._tasks) + 1, own + 1, TASKS_MAX)
 
     def _forget_oldest(self, weight: Callable[[_Task], int]) -> bool:
-        """Forget the oldest finished task of the tenant that has the most."""
+        """Forget the oldest finished task of the tenant with most `weight`; False: none exists."""
         weights = Counter[str]()
         oldest: dict[str, str] = {}
         for task_id, task in self._tasks.items():

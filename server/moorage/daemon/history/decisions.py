@@ -25,9 +25,9 @@ from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
-"""Maximum stored refusals; with one more, the tenant with most loses its oldest one."""
+"""Maximum stored refusals; with one more, the tenant with most refusals loses its oldest."""
 KEPT_BYTES_MAX: Final = 4_096
-"""Maximum bytes of a request that is stored with its refusal; larger ones are not stored."""
+"""Maximum bytes of a request that is stored with its refusal; larger requests are not stored."""
 WINDOWS_MAX: Final = 5
 """Maximum pages of the ledger that one answer searches; the next call searches on."""
 KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}
@@ -42,7 +42,7 @@ Subject = Ask | Lease
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """The place of a decision: at a fact (`number` 0), or at refusal `number` after that fact."""
+    """The place of a decision: the fact `seq` (`number` is 0), or refusal `number` after it."""
 
     seq: int
     number: int
@@ -152,7 +152,7 @@ class Decisions:
     async def _window(
         self, before: LedgerPlace, wanted: JsonObject
     ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
-        """Return the rows of facts before a place, newest first, and the place to search next."""
+        """Return the decisions before a place, newest first, and the place to search next."""
         top = before.seq if before.number else before.seq - 1
         top = min(top, self.ledger.last_seq)
         bottom = max(1, top - PAGE_FACTS_MAX + 1)

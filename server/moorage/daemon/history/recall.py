@@ -22,7 +22,7 @@ log = structlog.get_logger("moored")
 async def recall(question: Recall, ledger: LedgerHistory) -> Response:
     """Return the story of a lease or request from the ledger.
 
-    An unreadable fact fails only this question.
+    If a fact cannot be read, only this question is refused.
     """
     try:
         entries = await ledger.history(question.subject)
@@ -40,7 +40,7 @@ def answer(  # One case per fact.
     """Return the story of a lease or request from its entries.
 
     Args:
-        question: The inquiry, and for which tenant.
+        question: The question, with the tenant that asks.
         entries: The facts about the subject, oldest first.
         since: Time of the oldest remaining fact; None: no fact was pruned.
 

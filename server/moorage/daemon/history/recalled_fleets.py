@@ -24,9 +24,9 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
-"""Maximum rebuilt or waiting fleets of one tenant; a further one is refused as `busy`."""
+"""Maximum requests of one tenant for past fleets at a time; one more is refused as `busy`."""
 RECALLS_MAX: Final = 32
-"""Maximum rebuilt or waiting fleets of all tenants."""
+"""Maximum requests of all tenants for past fleets at a time."""
 FACTS_MAX: Final = 200_000
 """Maximum facts that are applied again for one answer."""
 
@@ -111,7 +111,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Wait for the turn to rebuild a fleet: one is rebuilt at a time, for tenants in turn."""
+        """Wait for a turn to rebuild a fleet: one is rebuilt at a time, and tenants take turns."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
@@ -142,7 +142,7 @@ class RecalledFleets:
         raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
 
     async def _state(self, was: Callable[[LedgerEntry], bool]) -> tuple[State, int]:
-        """Return the state after the facts up to a point, and the last of these facts."""
+        """Return the state after all facts for which `was` is true, and the last fact's number."""
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
         if await self._ledger.history_start() is not None or any(map(was, beyond)):

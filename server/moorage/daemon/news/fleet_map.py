@@ -1,8 +1,7 @@
 """The fleet map of the console: the state of each GPU slot in columns, and the changed slots.
 
 The daemon makes a map of the state while a session watches, and applies only durable facts to it:
-so no map shows what a crash could undo. A fact may be applied twice: the state may have had it
-already.
+so no map shows what a crash could undo. A fact that the state has already may be applied again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,7 +67,7 @@ class FleetMap:
 
     Attributes:
         is_outdated: The inventory has changed: a new map must be made.
-        tenants: Names, by their number in the columns; "" is none.
+        tenants: Names of tenants, by their number in the columns; "" means no tenant.
     """
 
     def __init__(self, state: State) -> None:

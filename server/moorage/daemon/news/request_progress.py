@@ -29,7 +29,7 @@ MOVED_SECONDS_MIN: Final = 10.0
 """Least change of an expected time that is sent, in seconds; also at least a fifth of the wait."""
 MOVED_SHARE_MIN: Final = 0.2
 _SETTLED: Final = frozenset({"active", "warm", "ending", "ended"})
-"""States of a lease whose workload is ready, or starts no more."""
+"""States of a lease whose workload is ready, or will not start any more."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class RequestProgress:
             self._keep(name, [each for each in streamed if each.to.session != session])
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Send the progress that durable facts make. Runs on the hot path."""
+        """Send the progress that durable facts report. Runs on the hot path."""
         if not self._streamed:
             return
         for fact in facts:

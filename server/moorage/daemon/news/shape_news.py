@@ -1,6 +1,6 @@
 """Topic `shapes`: tells all watchers how often the most frequent demands fit.
 
-`shapes` counts the demands.
+The module `shapes` does the counting.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Sends the news of each topic to the sessions that watch it.
 
-`admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
-are the news. The gateway limits a watcher's unread news, and counts the news that it missed;
-nothing here waits for a watcher.
+`admission` adds watchers for the operation `watch`. The news come from `aliases` and from the
+commit loop's durable facts. The gateway limits a watcher's unread news, and counts the news that it
+missed; nothing here waits for a watcher.
 """
 
 import time
@@ -62,7 +62,7 @@ RECENT_MAX: Final = 100
 FAILURES_MAX: Final = 100
 """Maximum failures of workloads that are remembered, even if no session watches."""
 OTHERS_MAX: Final = 20
-"""Maximum news per second of other tenants' leases; of further news, the number is sent."""
+"""Maximum news per second of other tenants' leases; of further news, only the number is sent."""
 
 log = structlog.get_logger("moored")
 
@@ -91,9 +91,10 @@ class Watchers:
         leases: The leases that hold resources.
         map_news: Sends topic `map`.
         shape_news: Sends topic `shapes`.
+        progress: Sends the progress of requests.
 
     Attributes:
-        progress, lease: The arguments of these names.
+        progress, lease: The arguments with the same names.
     """
 
     def __init__(

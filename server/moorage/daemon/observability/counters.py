@@ -54,7 +54,7 @@ class Measures:
 
     @contextmanager
     def watching(self, *gauges: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-        """Read these gauges whenever the metrics are read, until the block ends."""
+        """Read these gauges whenever the metrics are read, until the `with` block ends."""
         watched = [_Gauges(each) for each in gauges]
         for each in watched:
             self.registry.register(each)

@@ -1,7 +1,7 @@
 """Measures durations, as histograms of `/metrics`.
 
-On the hot path an observation is a search among a dozen bounds and two additions: the library's
-own histograms take a lock each time.
+On the hot path, an observation costs two additions and a search among a dozen bounds. The library's
+own histograms would take a lock each time.
 """
 
 from bisect import bisect_left
@@ -19,12 +19,12 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Lease, RequestId
 
 LABELS_MAX: Final = 50
-"""Maximum policies or backends with a series of their own; later ones count as `other`."""
+"""Maximum policies or backends with a series each; those that come later count as `other`."""
 OTHER: Final = "other"
 VERSIONS_MAX: Final = 1_000
 """Maximum versions of policies whose series is remembered; with more, all are forgotten."""
 CONSULTATIONS_MAX: Final = 100_000
-"""Maximum consultations whose start is remembered; beyond this, new ones are not measured."""
+"""Maximum consultations measured at a time; beyond this, a consultation is not measured."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
 _USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (
@@ -35,7 +35,7 @@ _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 1440
 
 
 class _Histogram:
-    """Counts durations of each value of a label, if the metric has one, in buckets.
+    """Counts durations in buckets, separately for each value of the label, if there is a label.
 
     The value for a policy is its name without the version, since versions come and go.
     """
@@ -87,7 +87,7 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Series:
-    """Durations of one label's value: counts by bucket, and the sum of the seconds."""
+    """Durations of one value of the label: counts by bucket, and the sum of the seconds."""
 
     counts: list[int]
     seconds: float = 0.0

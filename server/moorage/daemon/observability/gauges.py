@@ -24,7 +24,7 @@ from moorage.sandbox.host.contract import SandboxReport
 CELLS_MAX: Final = 50
 """Maximum policies whose cells have series of their own."""
 FLEET_KINDS_MAX: Final = 200
-"""Maximum pairs of cluster and model with series of their own; the rest is one series."""
+"""Maximum pairs of cluster and model with series of their own; all other pairs share one series."""
 
 
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:

@@ -47,7 +47,7 @@ SAMPLES_MAX: Final = 24 * 60
 """Number of samples of one day."""
 DAY_SECONDS: Final = SAMPLES_MAX * SAMPLE_SECONDS
 SERIES_MAX: Final = 20
-"""Maximum models, tenants and codes with own series in a sample; the rest is `other`."""
+"""Maximum models, tenants and codes with own series in a sample; all others count as `other`."""
 OLDEST_MAX: Final = 5
 ANSWERS_MAX: Final = 200
 """Maximum answers that are cached until the next sample."""

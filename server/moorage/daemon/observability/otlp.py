@@ -44,7 +44,7 @@ class _Session(requests.Session):
 
 
 class _CountingExporter:
-    """Counts spans given to an exporter, and those that it could not send; in its thread."""
+    """Passes spans to an exporter, and counts those that it got, sent and could not send."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter

@@ -71,7 +71,7 @@ class StandardStream:
         os._exit(code)
 
     def _finish(self) -> None:
-        """Wait, with a bound, until all lines are written; drop later ones."""
+        """Drop later lines; wait up to `FLUSH_SECONDS_MAX` until earlier ones are written."""
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, self._descriptor)
         os.close(nowhere)

@@ -160,7 +160,7 @@ class RequestTraces:
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:
-        """Add a lease's request id to all log lines of a block, and of tasks started in it."""
+        """Add a lease's request id to log lines of a `with` block, and of tasks started in it."""
         followed = self._requests.get(lease.id)
         ids = {"request": str(lease.id)} if followed is None else followed.ids()
         return structlog.contextvars.bound_contextvars(**ids)

@@ -24,7 +24,7 @@ CODES_MAX: Final = 256
 
 
 class Consultations:
-    """Has policies consulted for requests, and posts their answers to the core.
+    """Consults policies for requests, and posts their answers to the core.
 
     Args:
         catalog: Has the policies.

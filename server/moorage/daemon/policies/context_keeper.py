@@ -53,7 +53,8 @@ class ContextKeeper:
             self._sandbox.return_contexts(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.
                 log.warning(
-                    "contexts_not_stored", finding=f"a restart loses the changes: {error.reason}"
+                    "contexts_not_stored",
+                    finding=f"a restart would lose changes of policies' contexts: {error.reason}",
                 )
             self._failed = True
         else:

@@ -115,7 +115,7 @@ def _fleet_of(input_data: JsonValue) -> Fleet | None:
 
 
 def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
-    """Set a node's free amounts to the caller's; an amount that the caller omits counts as free."""
+    """Set a node's free amounts to the caller's; an amount that it omits counts as wholly free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)
@@ -129,5 +129,5 @@ def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
 
 
 def _whole(value: JsonValue, most: int) -> int:
-    """Return a free amount as a whole number up to `most`; other values count as all free."""
+    """Return a free amount as a whole number up to `most`; for any other value, `most`."""
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) else most

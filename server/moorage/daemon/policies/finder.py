@@ -32,7 +32,7 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Maximum searches at a time, one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Maximum waiting searches; with one more, the tenant with most loses its latest (`busy`)."""
+"""Maximum waiting searches; with one more, the tenant with most searches loses its latest."""
 RANKING_SECONDS_MAX: Final = 30.0
 """Maximum seconds for a ranking and its wait for a cell; after them, the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60
@@ -100,8 +100,8 @@ class Finder:
         Args:
             action: Filter or search.
             body: As the client sent it, bare or in its envelope.
-            tenant: The caller's tenant: the search waits for its turn, a ranking policy acts for
-                it.
+            tenant: The caller's tenant. The search waits for this tenant's turn, and a ranking
+                policy acts for this tenant.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
             candidates: Search only clusters, and rank only the live ones.
@@ -211,7 +211,7 @@ def code_of(record: PolicyRecord) -> contract.PolicyCode:
 
 
 def place_of(no: Refusal, at: str) -> str:
-    """Return the field that a policy's schemas refuse; "" if the refusal has another cause.
+    """Return the path of the refused field in the request; "" if the refusal names no field.
 
     Args:
         no: Why the policy was not consulted.

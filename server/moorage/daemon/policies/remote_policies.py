@@ -39,7 +39,7 @@ from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 EXECUTIONS_MAX: Final = 256
 """Maximum executions under way; one more is refused as `busy`."""
 BODY_BYTES_MAX: Final = 16 << 20
-"""Maximum bytes of a call with the documents of its candidates; larger: `too_large`."""
+"""Maximum bytes of a call with the documents of its candidates; beyond this, `too_large`."""
 REPLY_BYTES_MAX: Final = ANSWER_BYTES_MAX + (64 << 10)
 """Maximum bytes of an answer: a policy's largest value, and the envelope."""
 _REASON_CHARS_MAX: Final = 900
@@ -138,7 +138,7 @@ def remote_policies(
     deliver: Callable[[Proposed | ConsultFailed], None],
     tasks: Tasks,
 ) -> RemotePolicies | None:
-    """Return the external executors of policies; None if the sandbox executes them."""
+    """Return the client of the external executor; None if the sandbox executes policies."""
     if config.policy_execution_mode == "local":
         return None
     url, seconds = config.policy_executor_host_url, config.external_timeout_seconds

@@ -37,7 +37,7 @@ class Searched(Protocol):
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """Return all ids, the most similar first; None for `weights`: the kind's own."""
+        """Return all ids, the most similar first. `weights` of None: the kind's own weights."""
 
     def knows(self, name: str) -> bool:
         """Return whether a document with this name exists."""
@@ -49,7 +49,7 @@ class Searched(Protocol):
         """Return the documents for rankings; those of clusters include their `metrics`."""
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
-        """Return the approximate size of `ranked` in bytes; 0 if metrics may not be left out."""
+        """Return the approximate size of `ranked` in bytes; 0: metrics must not be left out."""
 
 
 async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
@@ -76,7 +76,7 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
 
 
 class SearchedClusters:
-    """`Searched` of the cluster registry: clusters live or not."""
+    """`Searched` of all registered clusters, live or not."""
 
     def __init__(self, catalog: Catalog) -> None:
         search, memory = catalog.search, catalog.memory

@@ -47,7 +47,7 @@ SELF: Final = "moored"
 _SHARE_BYTES: Final = 8
 _FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Response, float | None, float], None]
-"""Records an answer, its duration (None: it does not measure the policy), and the monotonic
+"""Records an answer, its duration (None: the duration is not the policy's), and the monotonic
 time."""
 
 log = structlog.get_logger("moored")
@@ -99,7 +99,7 @@ class Publishing:
         """Return the version that answers a request whose `policy_rule_uri` names an alias.
 
         A repeated request (one with an idempotency key that is known) goes where the first one
-        went, whatever was activated since.
+        went, even if another version was activated since.
         """
         alias = self.aliases.find(message.policy_rule_uri)
         assert alias is not None  # The caller found its name in `aliases`.
@@ -213,7 +213,7 @@ class Publishing:
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
         """Send a share of an alias's requests to another version; the report starts again.
 
-        The active version's faults in a row still count for a fallback.
+        The start does not reset the active version's faults in a row, which lead to a fallback.
         """
         alias = self._find(given)
         uri = start.policy_rule_uri
@@ -296,7 +296,7 @@ class Publishing:
         reason: str = "",
         **fields: object,
     ) -> Alias:
-        """Change an alias; unless the version is only named, load the version first."""
+        """Change an alias; if `named` is a `PolicyRef`, check that it is still registered."""
         ref = named if isinstance(named, PolicyRef) else None
         version = ref.uri if ref else str(named)
 
@@ -314,7 +314,7 @@ class Publishing:
     async def _put(
         self, name: str, change: Callable[[Alias | None], Alias], ref: PolicyRef | None
     ) -> Alias:
-        """Change an alias if its new version is still the one that was loaded."""
+        """Change an alias if `ref`, its loaded new version, is still registered; None: no check."""
         async with self._changing:
             if ref is not None:
                 self._versions.record(ref.uri, ref.digest)

@@ -87,7 +87,7 @@ class Management:
     async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
         """Return recent output and logs of a version, from requests of this tenant.
 
-        The result also says whether the policy's circuit is open for this tenant, and how long.
+        If the policy's circuit is open for this tenant, the result has the remaining seconds.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.

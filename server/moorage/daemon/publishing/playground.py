@@ -1,8 +1,8 @@
 """The console's playground: runs a page's trials in a separate program.
 
-That program is `moorage.lab.offline`, which plays on a core and in cells of its own, in the same
-jail. The program has no variables of this process, runs at low priority, and ends when its time is
-over.
+That program is `moorage.lab.offline`, which runs trials on a core and in cells of its own, in the
+same jail. The program gets only a few environment variables of this process, runs at low priority,
+and ends when its time is over.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ AT_ONCE_MAX: Final = 2
 """Maximum trials at a time, one per tenant."""
 WAITING_MAX: Final = 8
 TRIAL: Final = "playground:1.0-trial"
-"""During a trial, the name of code without a version."""
+"""The name that code without a version has during a trial."""
 _FIELDS: Final = frozenset(
     {"code", "policy_rule_uri", "fleet", "requests", "parameters", "settings", "trace"}
 )
 
 Fleet = JsonObject
-"""The `clusters` and `held` leases of a job, or its `documents` alone."""
+"""The fleet of a trial: its `clusters` and `held` leases, or only its `documents`."""
 
 
 class Playground:
-    """Runs trials for pages.
+    """Runs trials of policies for pages of the console.
 
     Args:
         recalled: Returns the clusters and leases as they were when a tenant's request was decided.

@@ -1,8 +1,8 @@
 """Shadows: a candidate gets the requests of the active version, and no client sees its answers.
 
 The daemon reports each consultation of a live policy, and its outcome. A candidate gets the same
-consultation, with the same fleet, in its own cell at low priority. If the candidate cannot get it
-at once, it does not get it later, when the fleet has changed. At most `IN_FLIGHT_MAX` of a
+consultation, with the same fleet, in its own cell at low priority. A consultation that it cannot
+get at once is dropped, since the fleet would have changed later. At most `IN_FLIGHT_MAX` of a
 candidate's answers are awaited at a time. Requests that were not passed to the shadow are counted
 as dropped; live requests never wait for a shadow.
 
@@ -123,7 +123,7 @@ class Tally:
     def report(self, version: str, *, whole: bool) -> ComparedVersion:
         """Return the totals; unless `whole`, only figures that cover many answers.
 
-        Then no figure depends on a single answer, which the version controls.
+        A version controls each of its answers, and could reveal a request by a single one.
         """
         placed = self.kinds["placed"]
         return ComparedVersion(
@@ -212,7 +212,7 @@ class Shadow:
         )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
-        """Return the candidate's faults, counted by code; other tenants see only their own."""
+        """Return the candidate's faults by code; unless `whole`, only at requests of `tenant`."""
         if whole:
             kinds = self.tallies[1].kinds
         else:
@@ -221,7 +221,7 @@ class Shadow:
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
     def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
-        """Return the report (docs/how-to/publish-policies.md); `whole`: also of other tenants."""
+        """Return the report; unless `whole`, other tenants' requests are hidden."""
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 
@@ -373,7 +373,7 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 
 
 def _compare(ask: Ask, side: Side, state: State) -> None:
-    """Return the placement in an answer, and whether the core could ever grant it.
+    """Set the placement of an answer, or its refusal if the core could never grant it.
 
     The fleet may have changed since the answer, so a place that is taken now is no fault.
     """

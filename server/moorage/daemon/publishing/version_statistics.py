@@ -17,13 +17,13 @@ from moorage.records.json_values import JsonObject
 LATENCIES_MAX: Final = 1024
 """Number of latest latencies from which percentiles are computed."""
 LATELY_SECONDS: Final = 3600.0
-"""Seconds after a version's answer or fault during which the tenant is a recent user of it."""
+"""Seconds after its last answer or fault in which a tenant is a recent user of a version."""
 TENANTS_MAX: Final = 1024
 """Maximum recent users remembered per version; beyond this, the least recent is forgotten."""
 MANY: Final = 20
 """Least number of answers in a published statistic: fewer would reveal single answers."""
 TENANTS_SUFFICIENT: Final = 3
-"""Number of tenants whose failures, without a good answer between, count as those of all users."""
+"""Number of tenants whose failures, with no good answer in between, count as those of all users."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -60,7 +60,7 @@ class VersionStatistics:
         self._codes: Counter[str] = Counter()
         """Codes of the faults since the last good answer."""
         self.bearable = 0
-        """The value of `consecutive` when a fallback was last tried in vain; 0: no such attempt."""
+        """The value of `consecutive` when a fallback last failed; 0: none has failed."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()

@@ -48,7 +48,6 @@ async def vet(
 
 
 def _refuse_deadline(sandbox: Sandbox, document: Document) -> None:
-    """Refuse a deadline that is longer than this server allows."""
     longest = sandbox.deadline_seconds_max
     if (document.get("deadline_seconds") or 0) > longest:
         expected = f"at most {longest:g}, as the setting policy_deadline_seconds_max says"
@@ -96,7 +95,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
 
 @asynccontextmanager
 async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
-    """Wait for the tenant's turn, and hold it; turn the sandbox's refusals into service errors."""
+    """Wait for the tenant's turn, and hold it; raise the sandbox's refusals as service errors."""
     try:
         async with semaphore.turn(tenant):
             yield

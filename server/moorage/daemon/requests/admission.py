@@ -34,8 +34,8 @@ class Admission:
 
     Args:
         publishing: Chooses the version that an alias means.
-        is_crowded: Returns whether too many requests of a tenant wait for a policy, with a number
-            of further requests.
+        is_crowded: Returns whether too many requests of a tenant wait for a policy, including a
+            given number of requests in the inbox.
     """
 
     catalog: Catalog

@@ -1,6 +1,6 @@
 """Turns a client's request into an `Ask` of the core, or into a refusal that says what to change.
 
-`admission` calls it once everything that the ask needs is at hand: no function here waits, except
+`admission` calls it once everything that the ask needs is known: no function here waits, except
 `search_candidates`.
 """
 
@@ -29,12 +29,12 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.records.json_values import JsonMapping
 
 WARNED_MAX: Final = 20
-"""Maximum unknown clusters that a warning names; any further ones are only counted."""
+"""Maximum unknown clusters that a warning names; further clusters are only counted."""
 _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Number of requests for which random bytes are drawn in one call."""
 _ALIKE_BYTES: Final = 2
-"""Number of first bytes that all ids of one draw share. Their facts are then neighbours in the
+"""Number of leading bytes that all ids of one draw share. Their facts are then neighbours in the
 ledger's index of ids, so a commit writes a few pages of the index, not one for each fact."""
 
 
@@ -65,7 +65,7 @@ class Asks:
         self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
-        """Return the clusters that a request needs; None: all; empty: it is refused later."""
+        """Return the clusters that a request names; None: it names none; empty: too many."""
         named = message.candidates()
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named
@@ -73,7 +73,7 @@ class Asks:
     async def search_candidates(
         self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
     ) -> tuple[AllocationRequest, list[str]]:
-        """Return the request with its candidates searched and named, and warnings for its reply."""
+        """Search a request's candidates; return the request that names them, and warnings."""
         body = message.filter or message.search
         assert body is not None
         action: SearchAction = "filter" if message.filter else "search"

@@ -195,7 +195,6 @@ class Operations:
             _note(tenant, self.replies.remote(to), about)
 
     async def _forget(self, to: Address, caller: Caller, message: wire.ForgetMachine) -> Response:
-        """Remove the machine of an agent."""
         place = ClusterId(message.cluster), NodeId(message.node)
         leases = list(self.state.places.get(place, {}))
         remote = self.replies.remote(to)

@@ -31,7 +31,7 @@ from moorage.records.rights import Caller
 _NONE: Final = RequestId("")
 
 GRANTED_MAX: Final = 256
-"""Maximum leases that a resumed session gets; of more, the oldest are left out."""
+"""Maximum leases that a resumed session is sent; if there are more, the oldest are left out."""
 
 
 class ReplyContext(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""Orders backends to run the workloads of leases, and serves the owners' calls to workloads."""
+"""Orders backends to run the workloads of leases, and gives owners access to their workloads."""

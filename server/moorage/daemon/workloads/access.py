@@ -38,8 +38,8 @@ EXECUTIONS_OF_TENANT_MAX: Final = 48
 EXECUTIONS_ALL_MAX: Final = 64
 """Maximum commands at a time inside all workloads; each costs descriptors and a process."""
 FILE_READS_MAX: Final = 3
-"""Maximum reads of runs' files at a time, one less per tenant; further reads wait. Each takes a
-thread, and starts and stops of workloads need threads, too."""
+"""Maximum reads of runs' files at a time; further reads wait. The limit of one tenant is lower by
+one. Each read takes a thread, and starts and stops of workloads need threads, too."""
 
 
 class WorkloadAccess:

@@ -48,7 +48,8 @@ RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Seconds before each retry of a failed stop; the last value repeats. Until the stop succeeds, the
 lease keeps its capacity, since the workload may still use it."""
 DISCOVER_SECONDS_MAX: Final = 5.0
-"""Seconds that the daemon's start waits for a backend's list of workloads, which may come later."""
+"""Seconds that the daemon's start waits for a backend's list of workloads. A later list counts,
+too."""
 TAIL_CHARS_MAX: Final = 4_000
 """Maximum characters of a failed workload's last lines that are stored with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
@@ -99,7 +100,7 @@ class OrderChains:
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
-        """Queue an order behind its workload's earlier ones; `revoke` cancels revocable ones."""
+        """Queue an order after its workload's other orders; `revoke` cancels it if `revocable`."""
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))
         chain[task] = revocable
@@ -136,7 +137,7 @@ async def _run_after(
 class WorkloadControl:
     """Orders backends to start, stop and reset workloads, and posts their reports.
 
-    A defect in the order of one workload ends its lease, with the reason, and nothing else.
+    An unexpected error in an order ends only the lease of its workload, with the reason.
 
     Args:
         backends: The backends, by the name that `provision.backend` uses.
@@ -262,7 +263,7 @@ class WorkloadControl:
         return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
-        """Report at once that a workload that was taken over is ready, if the backend knows it.
+        """Report at once that a workload that was taken over runs, if the backend knows that.
 
         Later reports about the workload go to this lease, so its start has nothing left to do.
         """
@@ -439,7 +440,7 @@ class WorkloadControl:
         return None
 
     def _stop_seconds(self, lease: Lease) -> float:
-        """Return the longest time that a workload may take to stop; if preempted, its notice."""
+        """Return the longest time that a workload may take to stop; for a preempted lease, less."""
         if lease.notice is None:
             return self._stop_seconds_max
         notice = lease.terms.notice_seconds or PREEMPTED_STOP_SECONDS
@@ -448,7 +449,7 @@ class WorkloadControl:
     async def _stopped(
         self, backend: Backend, name: str, stop_seconds_max: float | None = None
     ) -> None:
-        """Stop a workload, however long that takes: it may run even after a failed order."""
+        """Try to stop a workload until that succeeds: it may run even after a failed order."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             self._check()
             try:

@@ -17,7 +17,7 @@ from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
 AVOIDED_MAX: Final = 1024
-"""Maximum nodes listed as to avoid; if a cluster has more, policies see all its nodes."""
+"""Maximum unusable nodes that a request is to avoid; beyond this, policies see all nodes."""
 NAMES_MAX: Final = 5
 """Maximum names of nodes or clusters that a refusal lists."""
 _ACCOUNTS_ONLY: Final = "memory"
