@@ -20,7 +20,7 @@ from moorage.ledger.reading import StoredHistory
 from moorage.storage.base import FollowedFacts
 
 PIECE_FACTS: Final = 200
-"""Facts taken at a time before other tasks run."""
+"""Number of facts taken before other tasks may run."""
 
 
 class FollowedLedger(StoredHistory):

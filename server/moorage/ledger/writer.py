@@ -19,7 +19,7 @@ from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 QUICK_SECONDS: Final = 0.002
-"""How long the event loop waits for a commit, if the latest commit took less."""
+"""Seconds that the event loop waits for a commit; it waits only if the latest one took less."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -77,7 +77,7 @@ class GroupCommit:
         self._queue.put(job)
 
     def commit_at_once(self, job: WriteJob) -> bool:
-        """Submit a job and wait for its commit; False, with nothing done, if that would be slow.
+        """Submit a job and wait for its commit; if that would be slow, do nothing and return False.
 
         The event loop waits for `QUICK_SECONDS` at most. So a disk that hangs delays no message to
         agents and other clients.

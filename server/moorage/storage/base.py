@@ -117,7 +117,7 @@ class Leader(NamedTuple):
 
 
 class Election(Protocol):
-    """The election of the leader: of all servers on one database, the only one that writes."""
+    """Elects the leader: of all servers on one database, the only one that writes."""
 
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
@@ -171,7 +171,7 @@ class FactRow(NamedTuple):
     body: bytes
     checksum: int
     chain: int
-    """Checksum of this fact's checksum and all before it: a replaced fact breaks the next chain."""
+    """Checksum over the checksums of all facts up to this one, to detect a replaced fact."""
 
 
 class Checkpoint(NamedTuple):
@@ -361,7 +361,7 @@ class RecordRow(NamedTuple):
 
 
 class RecordTally(NamedTuple):
-    """The stored and the counted number of records of a kind, and of their checksums."""
+    """Number of records and sum of checksums of a kind: as stored, and as counted."""
 
     records: int
     checksums: int
@@ -404,7 +404,7 @@ class RecordTable(Protocol):
         """Return the stored number and bytes of the records of each kind, without counting them."""
 
     def marks(self) -> dict[str, object]:
-        """Return, per kind, a value that differs after each change, without reading the records."""
+        """Return, per kind, a value that each change of a record changes; read no records."""
 
     def checksums(self, kind: str) -> dict[str, int]:
         """Return the checksums of all records of a kind, by id."""

@@ -26,7 +26,7 @@ CLASSES_MAX: Final = 4_096
 MODELS_TOLD_MAX: Final = 20
 """Most GPU models that a refusal lists."""
 _LIKENESS: Final = 0.9
-"""Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
+"""Least similarity, 0 to 1, at which an unknown GPU model is taken for a misspelled known one."""
 TALLIES_BYTES_MAX: Final = 16 << 20
 """Maximum bytes of the cached reasons for refusals; more bytes empty the cache."""
 
@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last verdict on a class: a node that fits (`row`), or no node as of `gains`."""
+    """The last verdict on a class: the row of a node that fits; None: none fits as of `gains`."""
 
     layout: int
     row: int | None
@@ -186,7 +186,7 @@ class Feasibility:
         return refusals.no_capacity(why, details)
 
     def _rows_held_elsewhere(self, demand: Demand, reasons: npt.NDArray[np.int8]) -> list[int]:
-        """Return rows that can hold `demand` once the leases of their machine's old name end."""
+        """Return rows that could hold `demand` once the leases under a node's old name end."""
         fleet, later = self._state.fleet, Fleet()
         for cluster in self._state.clusters_held_elsewhere():
             later.put(cluster)
@@ -352,7 +352,6 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int,
 
 
 def _part(count: int, text: str) -> str:
-    """Return the shortage of `count` nodes in words, singular or plural."""
     return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 

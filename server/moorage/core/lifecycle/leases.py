@@ -344,7 +344,7 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone deadlines and notices of leases, and the deadlines of their waiters."""
+        """Postpone deadlines and notices of leases, and the deadlines of requests in the queue."""
         state = self._turn.state
         notices = [*_late_notices(state.leases.values(), grace, self._turn.now)]
         moved = [(until, notice.until) for until, notice in notices]

@@ -333,9 +333,9 @@ class Requests:
     def _may_have_missed(self, pending: Pending, exclusions: Exclusions) -> bool:
         """Return whether a request may fit on capacity that its policy did not see.
 
-        During the consultation, capacity was freed; or the policy's cell held capacity back for
-        another proposal that was rejected; or a reservation for another request ended. Waiters are
-        woken instead.
+        During the consultation, capacity was freed, a rejected proposal of the policy gave back its
+        capacity, or a reservation for another request ended. False for a waiter with a queue time:
+        freed capacity wakes it.
         """
         ask = pending.ask
         waits = ask.id in self._state.waiting and self._is_patient(ask)
@@ -446,7 +446,7 @@ class Requests:
         self._turn.wakes = True  # The nodes reserved for this line may have changed.
 
     def nodes_to_reserve(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
-        """Return the nodes to reserve for a line's first waiter, even during a consultation.
+        """Return the nodes to reserve for a line's first waiter, even during its consultation.
 
         () for a request without a queue time: it waits only for evicted leases, which end soon.
         """

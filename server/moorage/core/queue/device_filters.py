@@ -1,4 +1,4 @@
-"""Caches which devices of a node each waiting demand accepts; each release of a lease reads it.
+"""Caches which devices of a node each waiting demand accepts; used when a lease is released.
 
 A filter is the part of a demand that cannot be compared as a number. The cache holds the answers of
 all filters about a node until the inventory changes, so a release evaluates only new filters.
@@ -17,7 +17,7 @@ from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
 NEWS_MAX: Final = 65_536
-"""Maximum new filters since the oldest cached answer; with more, the cache is emptied."""
+"""Maximum filters added since the oldest cached answer; one more empties the cache."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
 """A filter: GPU models (empty: any), labels of the node, and clusters (None: any)."""

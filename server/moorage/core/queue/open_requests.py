@@ -20,8 +20,8 @@ from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 PENDING_MAX: Final = 10_000
 """Maximum requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Maximum bytes of JSON of all requests being decided, and also of all waiters; a request beyond
-them is refused as `busy`."""
+"""Maximum bytes of JSON of all requests being decided; the same maximum applies to all waiters. A
+request beyond it is refused as `busy`."""
 
 
 class Pending(msgspec.Struct):
@@ -40,7 +40,7 @@ class Pending(msgspec.Struct):
     waits: bool = False
     """Whether the request is in the queue while its policy decides."""
     turned_down: int = 0
-    """Number of rejected proposals at the consultation: later ones may have freed capacity."""
+    """Number of rejected proposals when the policy was consulted; later ones may free capacity."""
     exclusions: Exclusions = NONE
     """The exclusions that the policy was consulted with."""
     avoided: Nodes = ()
@@ -121,12 +121,12 @@ class OpenRequests:
 
     Args:
         writer: Writer of the turn's facts and effects.
-        overtaken_max: How often a waiter may be overtaken.
+        overtaken_max: Maximum number of later requests that may overtake a waiter.
 
     Attributes:
         undecided: The requests that policies are deciding.
         queue: The waiting requests, in order.
-        listeners: The addresses that get each outcome, in order of arrival.
+        listeners: The addresses that wait for each request's answer, in order of arrival.
     """
 
     def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:
@@ -154,10 +154,10 @@ class OpenRequests:
         return found.ask if found else None
 
     def repeated(self, to: Address, ask: Ask) -> RequestId | None:
-        """Return the open request that `ask`, the latest one, repeats; None: `ask` is new.
+        """Return the open request that `ask` repeats; None: `ask` is new.
 
         Args:
-            to: The address of `ask`.
+            to: The address that waits for the answer to `ask`.
             ask: The request that was received last.
         """
         key = ask.terms.idempotency_key if ask.terms else ""

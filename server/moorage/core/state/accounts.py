@@ -115,7 +115,7 @@ class Accounts:
         self._clock = 0
         self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
         """Amounts that leases of a tenant and project took since the columns were last read. Most
-        servers never read them: no quota is set, and no request waits for a fair share."""
+        servers never read the columns, as they have no quotas and no waiting requests."""
 
     def __getitem__(self, name: str) -> Column:
         if self._uncounted:
@@ -201,7 +201,7 @@ class Accounts:
         return share + past
 
     def share(self, account: Account) -> float:
-        """Return the value of `shares` for one account, equal to the last bit."""
+        """Return exactly the value that `shares` returns for this account."""
         number = self.number(account)
         self._up_to_date()
         share = float(self["share"][number])

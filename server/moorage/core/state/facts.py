@@ -189,7 +189,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Overtaken(msgspec.Struct, frozen=True, gc=False):
-    """How often a waiter was overtaken. Only checkpoints hold this fact."""
+    """The number of grants that overtook a waiter. Only checkpoints hold this fact."""
 
     request: RequestId
     times: int

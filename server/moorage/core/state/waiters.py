@@ -95,7 +95,7 @@ class WaiterClass(NamedTuple):
 
 
 Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
-"""A demand, its candidates, and the alternatives of which it is the loosest."""
+"""A demand, the candidates, and the alternatives; the demand is looser than each of them."""
 
 
 class LineKey(NamedTuple):
@@ -136,7 +136,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """The class of the line: it includes lines whose policies see other inputs."""
+        """The class of the line. A class also has lines whose policies see other inputs."""
         return self.key.waiters
 
 
