@@ -56,7 +56,7 @@ def test_a_refusal_reports_an_empty_inventory() -> None:
     assert answer.code is Code.UNKNOWN_CLUSTERS
 
 
-def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> None:
+def test_a_request_id_cannot_be_used_twice_in_any_state_of_the_request() -> None:
     hand = full()
     for name in ("holder",):
         assert answers(hand.ask(ask(name, ONE)))[0].code is Code.ALREADY_EXISTS
@@ -187,7 +187,7 @@ def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
 
 
 def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
-    """The policy's cell had already booked the failed proposal in its replica of the fleet."""
+    """The policy's process counts the GPUs of the failed proposal as taken in its own fleet."""
     hand = Hand()
     hand.see(nodes(1, 1))
     first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))
@@ -280,7 +280,7 @@ def test_the_smallest_share_is_first_among_equal_priorities() -> None:
     assert consults(release(hand, "b0"))[0] == "b1"
 
 
-def test_a_reused_key_with_another_demand_is_refused() -> None:
+def test_an_idempotency_key_reused_with_another_demand_is_refused() -> None:
     hand = Hand()
     hand.see(nodes(1, 4))
     keyed = {"idempotency_key": "k"}

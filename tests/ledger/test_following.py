@@ -18,7 +18,7 @@ NOW = 1_763_647_000.0
 
 
 class Beside:
-    """A follower of a file's facts, as in another process, with one writer at a time."""
+    """Reads the facts of a store that is open for writing, as another process would."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.store, self.place, self.is_broken = store, store.place, False

@@ -97,7 +97,7 @@ def test_a_mutant_depends_on_no_local_variable(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     "edit", [Replace("lease.granted_at", "0.0"), Replace("_.granted_at", "lease.asked_at")]
 )
-def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
+def test_an_edit_that_names_a_local_variable_is_found(edit: Edit) -> None:
     assert names_a_local_variable("Preemption._who_may", edit)
 
 

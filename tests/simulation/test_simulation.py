@@ -29,10 +29,10 @@ from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExt
 from moorage.core.turns.events import Asked
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1500"))
-"""Number of plain worlds; of each other kind, a quarter: over a million events in total."""
+"""Number of plain worlds; each other kind has a quarter as many: over a million events in all."""
 CHUNK = 10
 BATCH = 183
-"""Seeds in one heavy test, enough for every event that a kind of world tests."""
+"""Number of seeds in one heavy test: with fewer, some kinds of events would not occur."""
 PLAY = Path(__file__).with_name("play.py")
 
 

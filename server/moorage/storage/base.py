@@ -497,7 +497,7 @@ class AgentRows(SharedRows, Protocol):
         """Return all documents by key."""
 
     def change(self) -> AbstractContextManager[dict[str, bytes]]:
-        """Yield all documents in a transaction; at its end, store those that differ."""
+        """Yield all documents in a transaction; at its end, store those that the caller changed."""
 
 
 class LoginRows(SharedRows, Protocol):
@@ -562,9 +562,9 @@ class Followed(NamedTuple):
 
 
 class SharedNames(Protocol):
-    """Names that all servers of one database use, of which one leads at a time.
+    """Names on which all servers of one database agree.
 
-    Every method raises `StorageError` where the database cannot be reached.
+    Every method raises `StorageError` if the database cannot be reached.
     """
 
     def agree(self, subject: str, proposal: str) -> str:
@@ -596,13 +596,13 @@ class Storage(Protocol):
         """Return the audit log; None: the audit log is in files of the data folder."""
 
     def election(self) -> Election | None:
-        """Return the election of the server that writes; None if a second server is refused."""
+        """Return the election of the server that writes; None: only one server may exist."""
 
     def followed(self) -> Followed | None:
-        """Return a reader beside the server that writes; None if there is only one server."""
+        """Return a reader of the data that another server writes; None: only one may exist."""
 
     def names(self) -> SharedNames | None:
-        """Return the names that the servers share; None if there is only one server."""
+        """Return the names that the servers share; None: only one server may exist."""
 
     def has_records(self) -> bool:
         """Return whether this storage ever had a catalog."""

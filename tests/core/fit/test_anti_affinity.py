@@ -100,7 +100,7 @@ def test_a_waiter_is_woken_when_a_lease_of_its_group_leaves_another_node_of_the_
     assert share.node_id == "n1"
 
 
-def test_a_waiter_after_many_waiters_of_a_blocked_group_is_woken() -> None:
+def test_a_waiter_behind_waiters_of_a_blocked_group_is_woken() -> None:
     hand = fleet()
     for n in range(4):
         hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))
@@ -113,7 +113,7 @@ def test_a_waiter_after_many_waiters_of_a_blocked_group_is_woken() -> None:
     assert [each.ask.id for each in turn.effects if isinstance(each, Consult)] == ["db"]
 
 
-def test_a_reused_key_with_another_group_is_refused() -> None:
+def test_an_idempotency_key_reused_with_another_group_is_refused() -> None:
     hand = fleet()
     key = {"idempotency_key": "k"}
     hand.grant(apart("first", terms=key), place("n0", "0"))

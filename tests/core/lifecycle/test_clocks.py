@@ -138,7 +138,7 @@ def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
 
 @pytest.mark.parametrize("ttl", [3.0, 6.0, 7.9])
 @pytest.mark.parametrize("wait", [8.0, 8.1, 9.0, 12.0, 500.0])
-def test_a_waiter_waits_longer_than_the_leases_before_it(
+def test_after_a_stall_a_waiter_waits_longer_than_the_leases_that_it_needs(
     hand: Hand, ttl: float, wait: float
 ) -> None:
     """The lease ran out during the stall, the waiter at the same time or later."""
@@ -158,7 +158,7 @@ def test_a_waiter_waits_longer_than_the_leases_before_it(
     assert consultation.ask.id == "waiter"
 
 
-def test_a_waiter_with_a_shorter_limit_gets_only_the_grace(hand: Hand) -> None:
+def test_a_waiter_whose_limit_precedes_the_end_of_leases_gets_only_the_grace(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 7.0}), place("n000", "0"))
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=6.0))
     stand_still(hand, 8.0)
@@ -297,7 +297,7 @@ def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> No
     assert refusal.code is Code.NO_CAPACITY
 
 
-def test_a_waiter_whose_limit_passed_during_a_stall_is_told_of_its_grace(hand: Hand) -> None:
+def test_a_stall_extends_the_wait_of_a_waiter_whose_limit_passed(hand: Hand) -> None:
     hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
     hand.see(nodes(4, 1))
     hand.grant(ask("lease", ONE), place("n000", "0"))

@@ -78,7 +78,7 @@ def test_after_a_decline_the_next_alternative_is_tried(hand):
     assert refusal.code is Code.POLICY_DECLINED
 
 
-def test_the_verdict_is_never_if_no_alternative_can_fit(hand):
+def test_a_request_gets_the_verdict_never_if_no_alternative_can_ever_fit(hand):
     (refusal,) = answers(hand.ask(elastic("a", Demand(gpus=16), Demand(gpus=9), wait=50)))
     assert refusal.code is Code.NEVER_FITS
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))

@@ -1,4 +1,4 @@
-"""A waiter that was overtaken a limited number of times is first in its priority."""
+"""A waiter is overtaken a limited number of times; after these, it is first in its priority."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place

@@ -76,7 +76,7 @@ def test_a_refusal_by_quota_has_the_used_and_the_borrowed_amounts(hand: Hand) ->
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
 
-def test_no_nodes_are_reserved_for_a_request_over_its_quota_which_is_served_later(
+def test_no_nodes_are_reserved_for_a_waiter_that_exceeds_its_quota(
     hand: Hand,
 ) -> None:
     allow(hand, "ann", gpus(1))
@@ -264,7 +264,7 @@ def stop(hand: Hand, name: str) -> Any:
     return hand.step(WorkloadStopped(RequestId(name), fencing))
 
 
-def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) -> None:
+def test_warm_leases_count_toward_the_quota_of_their_tenant(hand: Hand) -> None:
     """A tenant with a quota of two GPUs starts four different workloads of one GPU each."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))

@@ -89,7 +89,7 @@ def hand_of(facts: list[Fact]) -> Allocator:
     return allocator
 
 
-def test_a_waiter_blocked_by_a_reservation_is_estimated_after_it(hand: Hand) -> None:
+def test_a_waiter_blocked_by_a_reservation_is_expected_to_start_after_its_end(hand: Hand) -> None:
     bob = Tenant("bob")
     request = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
     hand.step(request)

@@ -102,7 +102,7 @@ def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
-def test_a_new_device_at_a_lost_index_stays_with_the_lease():
+def test_a_held_device_that_was_lost_and_returns_still_belongs_to_its_lease():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "lost", "1")

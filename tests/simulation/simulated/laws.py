@@ -224,7 +224,7 @@ class Model:
     def shut_to(
         self, ask: Ask, need: Demand | None, until: float, now: float
     ) -> set[tuple[str, str]]:
-        """Return the nodes whose reservations by others leave too little for a lease until then."""
+        """Return the nodes where other tenants' reservations leave too little for a lease."""
         shut = self._whole(until, ask)
         empty = Model(clusters=self.clusters)
         for pair in self.partly - shut if need is not None else ():

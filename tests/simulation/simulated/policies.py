@@ -1,4 +1,4 @@
-"""Policies that behave well or badly. Each gets a consultation, and returns the cell's answer."""
+"""Policies that behave well or badly. Each gets a consultation, and returns the answer to it."""
 
 from collections.abc import Callable
 from random import Random

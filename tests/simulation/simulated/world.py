@@ -92,7 +92,7 @@ LABELLED = 1_000_000
 ELASTIC = 2_000_000
 """From this seed on, requests have alternatives, and nodes have no labels."""
 AGREED = 3_000_000
-"""From this seed on, requests accept shorter leases; all worlds reserve, none has alternatives."""
+"""From this seed on, requests accept shorter leases, and each world has reservations."""
 APART = 4_000_000
 """From this seed on, gangs require zones, and leases have anti-affinity."""
 OVERTAKING = 5_000_000
@@ -121,7 +121,7 @@ class World:
         self.orderly = rng.random() < 0.3
         self.sandbox = Random(f"sandbox {seed}")
         self.operator = Random(f"operator {seed}")
-        """Only some worlds have an operator; its random numbers do not change the others."""
+        """Random numbers of the operator, whom only some worlds have."""
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
@@ -537,7 +537,7 @@ class World:
             self.step(ClusterSeen(self._label(fleets.change_hardware(self.rng, clusters[name]))))
 
     def hear(self) -> None:
-        """Step one of the pending events."""
+        """Pass one of the pending events to the allocator."""
         if self.inbox:
             place = 0 if self.orderly else self.rng.randrange(len(self.inbox))
             event = self.inbox.pop(place)
@@ -548,7 +548,7 @@ class World:
             self.step(event)
 
     def engine(self) -> None:
-        """End a workload by itself, or deliver a late stop."""
+        """Report that a workload ended by itself, or that its backend stopped it late."""
         if running := sorted(self.engines.keys() & self.ordered):
             name = self.rng.choice(running)
             chance = self.rng.random()

@@ -15,7 +15,7 @@ from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
 
 OWNER_ONLY: Final = 0o600
 UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
-"""Errors while a damaged file is read: text is not UTF-8, or a number is missing."""
+"""Errors that reading a damaged file raises, e.g. if text is not UTF-8 or a number is missing."""
 BUSY_SECONDS: Final = 5.0
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """Suffixes of the names of a database's files."""

@@ -109,7 +109,7 @@ class WriterLock:
 
 
 def read_database(ledger: Path) -> str:
-    """Return the database elsewhere of the folder's last server; empty: it was the ledger here.
+    """Return the database that the folder's last server used; empty: the ledger in the folder.
 
     Raises:
         OSError: The lock's file cannot be read.
