@@ -458,7 +458,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         return self.inherited or self.id
 
     def later(self, seconds: float) -> "Lease":
-        """Return a copy with all times moved by some seconds."""
+        """Return a copy with all times shifted by `seconds`."""
         notice, outcome = self.notice, self.outcome
         return replace(
             self,

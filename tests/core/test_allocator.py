@@ -119,7 +119,7 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
     check(hand.allocator.state)
 
 
-def test_a_list_of_proposals_may_have_gaps_only_outside_gangs() -> None:
+def test_a_list_of_proposals_has_gaps_only_for_requests_without_a_gang() -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     (one,) = answers(hand.grant(ask("one", ONE), [None, place("n000", "0")]))
@@ -161,7 +161,7 @@ def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
-def test_a_policy_is_asked_again_with_capacity_that_came_free_while_it_decided() -> None:
+def test_a_policy_is_consulted_again_with_capacity_freed_while_it_decided() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -215,7 +215,7 @@ def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "no capacity became free meanwhile"
 
 
-def test_the_policies_of_only_few_waiters_are_consulted_at_the_same_time() -> None:
+def test_policies_are_consulted_for_only_a_few_waiters_at_a_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
@@ -269,7 +269,7 @@ def test_advice_may_name_nodes_that_are_reserved_for_the_head_of_the_queue() -> 
     assert "1 kept for a request that waits already" in answer.reason
 
 
-def test_the_smallest_share_is_first_among_equal_priorities() -> None:
+def test_the_tenant_with_the_smallest_share_is_first_among_equal_priorities() -> None:
     hand = Hand()
     hand.see(nodes(1, 3))
     hand.grant(ask("a0", Demand(gpus=2), tenant=Tenant("ann")), place("n000", "0", "1"))
@@ -388,7 +388,7 @@ def test_the_pages_of_a_listing_have_every_entry_only_once(limit: int) -> None:
     assert pages("leases", "leases", "id", filters={"state": "ended"}) == []
 
 
-def test_why_hides_other_tenants() -> None:
+def test_why_and_status_hide_requests_of_other_tenants() -> None:
     hand = full()
     assert hand.inquire("why", subject="holder")["lease"]["id"] == "holder"
     assert "token" not in repr(hand.inquire("why", subject="holder"))

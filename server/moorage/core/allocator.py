@@ -126,7 +126,7 @@ class Allocator:
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key named, or ""."""
+        """Return the policy's URI of the first request with this key; "": no request has it."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
@@ -215,7 +215,7 @@ class Allocator:
         return turn
 
     def finish(self) -> Turn | None:
-        """Serve the waiters after `begin`, in a turn of its own; None if there is nothing to do."""
+        """Serve the waiters after `begin`, in a second turn; None if there is nothing to do."""
         if not self._turn.wakes:
             return None
         turn = self._turn.begin(self._turn.now)

@@ -1,8 +1,8 @@
 """Group commit: one thread commits everything that waits in one transaction.
 
 While a transaction is being synced, the next ones' jobs gather in the queue and then share one
-sync: the slower the disk, the larger the groups. If the disk is quick, the event loop waits for a
-lone job itself: to be woken through its selector takes as long as the sync.
+sync: the slower the disk, the larger the groups. If the disk is quick, the event loop itself waits
+for a lone job: a wake-up by the thread would take as long as the sync.
 """
 
 import asyncio

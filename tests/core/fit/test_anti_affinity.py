@@ -69,7 +69,7 @@ def test_a_node_without_a_zone_shares_a_zone_with_no_other_node() -> None:
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
 
 
-def test_of_two_proposals_for_one_group_on_one_node_only_one_is_granted() -> None:
+def test_only_one_of_two_proposals_on_one_node_for_one_group_is_granted() -> None:
     hand = fleet()
     one, two = hand.ask(apart("one")), hand.ask(apart("two"))
     hand.propose(one, place("n0", "0"))

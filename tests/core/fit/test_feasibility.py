@@ -1,4 +1,4 @@
-"""After any changes, feasibility with its cache gives the results that it gives without."""
+"""After any changes, `Feasibility` gives the same results with its cache as without."""
 
 from random import Random
 

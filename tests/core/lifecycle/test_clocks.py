@@ -1,4 +1,4 @@
-"""After a stall or a change of the calendar, leases keep their time, reservations their date."""
+"""After a stall or a clock change, leases have enough time left, and reservations their date."""
 
 from typing import Any
 

@@ -67,7 +67,7 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
     assert offered_nodes(hand) == ["n000", "n001"]
 
 
-def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
+def test_a_cordon_of_a_cluster_holds_for_nodes_that_are_added_later(hand: Hand) -> None:
     cordon(hand, "cordon")
     hand.see(nodes(3, 1))
     assert offered_nodes(hand) == []

@@ -113,7 +113,7 @@ def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> Non
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
 
-def test_an_idempotency_key_finds_its_lease_in_the_queue_and_after_the_queue() -> None:
+def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})

@@ -478,7 +478,7 @@ class Witness:
             )
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
-        """Check that no request takes a turn, or reserved nodes, from a waiter that ranks higher."""
+        """Check that no request takes the turn or the reserved nodes of a higher-ranking waiter."""
         closed, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused

@@ -643,7 +643,7 @@ class World:
             else:
                 self.witness.end()
                 return
-        raise LawBroken("every world comes to rest")
+        raise LawBroken("a world must come to rest")
 
 
 def run(seed: int, events: int, kind: type[World] = World) -> World:

@@ -60,7 +60,7 @@ def test_the_server_overrides_a_roles_settings(postgres, address: str, setting: 
         assert session.execute(f"SHOW {setting}").fetchone() == (wanted,)
 
 
-def test_two_servers_may_prepare_an_empty_database_at_the_same_time(postgres):
+def test_two_servers_can_prepare_an_empty_database_at_the_same_time(postgres):
     """Commands such as `token create` also create the tables, without being the writer."""
     for _ in range(5):
         address = postgres.database()

@@ -217,7 +217,7 @@ class Feasibility:
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
 
     def reasons(self, demand: Demand, candidates: Candidates) -> JsonObject:
-        """Return the number of nodes per reason, to explain a request that was granted."""
+        """Return the numbers of fitting nodes, and of other nodes by reason, to explain a grant."""
         nodes, counts = _counts(self._tally(demand, candidates))
         fitting = nodes - sum(counts.values())
         return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}

@@ -100,7 +100,7 @@ class AdvanceReservations:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
 
     def follow_clock(self, seconds: float) -> None:
-        """Update reservations after `ClockMoved`; their calendar hours do not change."""
+        """After `ClockMoved`, update which reservations have begun, and when unused ones lapse."""
         now = self._turn.now
         before = now - seconds
         for each in list(self._state.reserved.by_id.values()):

@@ -198,7 +198,7 @@ def _is_of(share: Share, part: Share | None) -> bool:
 
 
 def _fits(share: Share, left: Amounts | None) -> bool:
-    """Return whether a node has room for a share; devices that no longer exist do not count."""
+    """Return whether a node has room for a share; ignore devices that no longer exist."""
     needs = amounts(share).items()
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 

@@ -24,7 +24,7 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The fault of a proposal that breaks the request, or names a missing node or device."""
+    """The fault of a proposal that does not meet the request, or names a missing node or device."""
 
     refusal: Refusal
 

@@ -1,4 +1,4 @@
-"""Ends leases for a waiting request: those of lower priority, or on quota of the request's tenant.
+"""Ends leases for a waiting request: those of lower priority, or on quota that its tenant lent.
 
 Only the head of the queue preempts: nodes are reserved for it, so it gets the capacity that is
 freed. The fewest leases that must end so that the head fits get a notice, which names the request

@@ -403,9 +403,10 @@ class Requests:
     def _wait_or_refuse(
         self, pending: Pending, refusal: Refusal, exclusions: Exclusions, gains: int
     ) -> None:
-        """Refuse a request, or queue it if it may wait; the refusal is valid as of `gains`.
+        """Refuse a request, or queue it if it may wait.
 
         Warm leases are evicted first; a request without a queue time waits until they have ended.
+        The refusal holds while `State.gains` is `gains`.
         """
         if self._tries_next(pending, refusal, exclusions):
             return

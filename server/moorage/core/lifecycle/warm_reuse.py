@@ -101,7 +101,7 @@ class WarmReuse:
         self._turn.wakes = True
 
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
-        """Return the warm lease that `ask` may take over, the last released one first; or None.
+        """Return a warm lease that `ask` may take over, if possible the last released; or None.
 
         The policy once chose this place for an equal request, so it is not consulted again. The
         place is verified like a proposal.

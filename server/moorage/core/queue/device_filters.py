@@ -61,7 +61,7 @@ class DeviceFilters:
         self._layout = -1
 
     def add(self, accepts: DeviceFilter) -> int:
-        """Count one more user of a filter; return its number."""
+        """Count one more user of a filter; return the filter's number."""
         users = self._users[accepts] = self._users.get(accepts, 0) + 1
         if users > 1:
             return self._numbers[accepts]

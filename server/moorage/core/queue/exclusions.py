@@ -105,7 +105,7 @@ class ExclusionRules:
     def find_on_empty(
         self, ask: Ask, by_waiters: Nodes = (), at: float | None = None
     ) -> Exclusions:
-        """Return the exclusions of a request if all leases of the fleet had ended.
+        """Return the exclusions that a request would have if all leases had ended.
 
         Args:
             ask: The request.

@@ -92,7 +92,7 @@ class Undecided:
             self._keys[ask.tenant, key] = ask.id
 
     def move_times(self, seconds: float) -> None:
-        """Move the times at which requests arrived by some seconds."""
+        """Shift the arrival times of requests by `seconds`."""
         for pending in self._asks.values():
             pending.since += seconds
 
@@ -143,7 +143,7 @@ class OpenRequests:
         return known or self.undecided.named(tenant, idempotency_key)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key used, or ""."""
+        """Return the policy's URI of the first request with this key; "": no request has it."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
         known, lease = self.find(first), self._state.lease(first)
         return known.policy.uri if known else lease.policy.uri if lease else ""
@@ -204,7 +204,7 @@ class OpenRequests:
                 self._forget(request)
 
     def move_times(self, seconds: float) -> None:
-        """Move the times at which requests arrived by some seconds."""
+        """Shift the arrival times of requests by `seconds`, and order the queue again."""
         self.undecided.move_times(seconds)
         self.queue.restore()
 

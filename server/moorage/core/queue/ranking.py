@@ -143,7 +143,7 @@ class Ranking:
             several=np.bool_,  # Fits where an alternative fits; each has a row.
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
-        """By shape with alternatives: the rows of its alternatives, padded with the last one."""
+        """For each shape with alternatives, the rows of these, padded with the last row."""
         self._kinds = Table[Kind](filter=np.int64, gpu_memory=np.int64, milli=np.int64)
         self._filters = DeviceFilters(state)
         self._filters_of: dict[Tenant, Counter[DeviceFilter]] = {}

@@ -252,7 +252,7 @@ class Accounts:
         self.version += 1
 
     def move_times(self, seconds: float) -> None:
-        """Move the times of past usage by some seconds."""
+        """Shift the times of past use by `seconds`."""
         if self.half_life:
             steps = round(seconds * STEPS / self.half_life)
             self._clock += steps

@@ -283,7 +283,7 @@ def malformed(error: ProposalError) -> Refusal:
 
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
-    """The proposal breaks the request, or names a missing node or device."""
+    """The proposal does not meet the request, or names a missing node or device."""
     at = f"{field}: " if field else ""
     reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)

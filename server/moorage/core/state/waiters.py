@@ -51,7 +51,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
         return min(self.deadline, self.lease.retry_at)
 
     def later(self, seconds: float) -> "Waiter":
-        """Return a copy with all times shifted by some seconds."""
+        """Return a copy with all times shifted by `seconds`."""
         lease = self.lease and self.lease.later(seconds)
         return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
 
