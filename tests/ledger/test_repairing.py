@@ -87,7 +87,7 @@ async def test_an_intact_ledger_has_no_findings(path: Path):
     assert found.fencing_seen == COMMITS
 
 
-async def test_a_missing_catalog_is_found(path: Path):
+async def test_a_check_of_the_data_reports_a_missing_catalog(path: Path):
     await write_and_kill(path)
     (finding,) = ledger_care.verify(path.parent).findings
     assert finding.startswith("catalog.db is missing, with all its records")

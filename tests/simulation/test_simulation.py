@@ -49,7 +49,7 @@ def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.Mark
 
 
 @seeds(0, SEEDS)
-def test_the_laws_hold(first: int, end: int) -> None:
+def test_the_laws_hold_in_plain_worlds(first: int, end: int) -> None:
     for seed in range(first, end):
         if end <= CHUNK:  # Other tests use these worlds, too.
             play(seed)

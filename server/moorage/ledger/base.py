@@ -165,7 +165,7 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """The readable facts of a ledger, in order, for one event loop. The oldest may be pruned."""
+    """Reads the facts of a ledger, in order, in one event loop. The oldest facts may be pruned."""
 
     @property
     def last_seq(self) -> int:

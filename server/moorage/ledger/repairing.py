@@ -126,7 +126,7 @@ def remaining_contents(found: LedgerWalk, left: Salvage) -> LedgerContents:
 
 
 def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
-    """Return the names after the newest good checkpoint and all facts that follow it."""
+    """Return the names in the state that the newest good checkpoint and all later facts give."""
     contents, base = LedgerContents(), 0
     if found.checkpoints:
         (newest, parts) = found.checkpoints[0]

@@ -196,7 +196,7 @@ class Checkpoint(NamedTuple):
 
 
 def run(first: int, last: int) -> str:
-    """Return the name of a range of facts in messages."""
+    """Return the text that messages use for a range of facts."""
     return f"fact {first}" if first == last else f"facts {first} to {last}"
 
 

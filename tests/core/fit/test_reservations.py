@@ -184,7 +184,7 @@ def test_an_unused_reservation_lapses_and_a_used_reservation_stays(hand: Hand) -
     assert hand.allocator.next_deadline() == 120.0  # The end of the lease "before".
 
 
-def test_the_end_of_a_reservation_lets_waiters_have_its_nodes(hand: Hand) -> None:
+def test_waiters_get_the_nodes_of_a_reservation_that_has_ended(hand: Hand) -> None:
     reply = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     name = RequestId(reply["reservation"])
@@ -255,7 +255,7 @@ def test_a_reservation_of_devices_includes_their_share_of_cpu_and_memory(one: Ha
     assert (len(node["gpus"]), node["cpu_milli"], node["memory_mib"]) == (8, 64_000, 65_536)
 
 
-def test_other_tenants_get_unreserved_parts(one: Hand) -> None:
+def test_other_tenants_get_the_unreserved_parts_of_a_node(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     turn = one.ask(ask("six", Demand(gpus=6)))
     (share, devices) = turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.

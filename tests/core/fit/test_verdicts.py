@@ -58,7 +58,7 @@ def test_a_refusal_names_the_smallest_helpful_change(
     json.dumps(no.details)
 
 
-def test_without_a_single_helpful_change_a_refusal_names_the_largest_amounts() -> None:
+def test_a_refusal_names_the_largest_amounts_if_no_single_change_helps() -> None:
     no = refusal(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)

@@ -228,7 +228,7 @@ def test_setting_the_clock_changes_no_remaining_time(hand: Hand, seconds: float)
     check(hand.allocator.state)
 
 
-def test_an_undecided_request_keeps_its_wait_limit(hand: Hand) -> None:
+def test_a_clock_change_shifts_the_arrival_of_an_undecided_request(hand: Hand) -> None:
     turn = hand.ask(ask("asked", ONE, wait=50.0))
     hand.grant(ask("other", Demand(gpus=1)), place("n000", "0"))
     set_clock(hand, -HOURS)
@@ -249,7 +249,7 @@ def test_reservations_keep_their_calendar_time_after_a_clock_change(hand: Hand) 
     assert hand.ask(ask("other", ONE)).effects[0].reserved == (place_of,)  # type: ignore[union-attr]  # A consultation.
 
 
-def test_a_reservation_in_skipped_hours_begins_now(hand: Hand) -> None:
+def test_a_reservation_in_hours_that_the_calendar_skipped_begins_at_once(hand: Hand) -> None:
     skipped = reserve(hand, 60.0, HOURS + 600.0, lapse=90.0)
     gone = reserve(hand, 60.0, 600.0)
     begun = reserve(hand, 0.0, 2 * HOURS, lapse=50.0)

@@ -139,7 +139,7 @@ def test_without_a_deadline_a_drain_waits_for_the_release_of_a_lease(hand: Hand)
     assert offered_nodes(hand) == ["n001"]
 
 
-def test_the_error_names_an_unknown_node_or_cluster(hand: Hand) -> None:
+def test_a_cordon_of_an_unknown_node_or_cluster_is_refused(hand: Hand) -> None:
     (refusal,) = answers(cordon(hand, "cordon", "n009"))
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "node")
     assert "did you mean n00" in refusal.reason

@@ -84,7 +84,7 @@ def test_no_lease_is_preempted_if_the_request_would_still_not_fit(hand: Hand) ->
 
 
 @pytest.mark.parametrize("priority", [0, -1])
-def test_only_a_higher_priority_preempts(hand: Hand, priority: int) -> None:
+def test_only_a_request_of_higher_priority_preempts_leases(hand: Hand, priority: int) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3")
     need(hand, 4, priority)
@@ -161,7 +161,7 @@ def test_no_lease_is_preempted_after_the_request_gave_up(hand: Hand) -> None:
     assert notices(hand) == []
 
 
-def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
+def test_a_lease_of_several_nodes_is_preempted_as_a_whole(hand: Hand) -> None:
     gang = Demand(gpus=4, nodes=2)
     wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
     hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)

@@ -56,7 +56,7 @@ def test_a_waiting_request_with_alternatives_is_tried_with_the_preferred_demand_
     assert consulted_demand(turn) == EIGHT, "the largest alternative first"
 
 
-def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
+def test_a_waiter_is_woken_if_only_a_small_alternative_fits(hand):
     for number in range(4):
         gpus = [str(2 * number), str(2 * number + 1)]
         hand.grant(ask(f"l{number}", TWO), place("n000", *gpus))

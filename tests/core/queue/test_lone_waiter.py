@@ -36,7 +36,7 @@ def test_a_later_request_does_not_get_the_nodes_of_a_consulted_waiter(hand: Hand
     assert not hand.allocator.state.waiting
 
 
-def test_a_declined_lone_waiter_is_consulted_again_when_room_grows(hand: Hand) -> None:
+def test_the_policy_of_a_declined_lone_waiter_is_consulted_when_room_grows(hand: Hand) -> None:
     hand.propose(release(hand, "old-0"), None)
     assert list(hand.allocator.state.waiting) == ["large"]
     assert consults(release(hand, "old-1")) == ["large"]

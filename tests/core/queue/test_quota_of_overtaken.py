@@ -75,13 +75,13 @@ def test_unreserved_quota_can_still_be_used(hand: Hand) -> None:
     assert consults(hand.ask(ask("two", Demand(gpus=2)))) == []
 
 
-def test_a_higher_priority_ignores_reserved_quota(hand: Hand) -> None:
+def test_a_request_of_higher_priority_may_use_reserved_quota(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     assert come(hand, "urgent", "3", terms={"priority": 1}) == [None]
 
 
-def test_other_tenants_ignore_reserved_quota(hand: Hand) -> None:
+def test_reserved_quota_does_not_limit_other_tenants(hand: Hand) -> None:
     pass_by(hand, TIMES)
     assert come(hand, "bob", "7", tenant="bob") == [None]
 
@@ -140,7 +140,7 @@ def test_the_earlier_of_two_overtaken_requests_is_served_first(hand: Hand) -> No
     assert leave(hand, "large") == ["second"]
 
 
-def test_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
+def test_the_answer_to_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
     """`why` gives the same answer after a restart, which restores only the facts."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))

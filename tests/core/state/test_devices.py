@@ -50,7 +50,7 @@ def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
 
-def test_leases_follow_their_gpus_when_an_earlier_gpu_is_lost():
+def test_a_lease_keeps_its_gpu_when_a_gpu_with_a_lower_index_is_lost():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")
@@ -156,7 +156,7 @@ def test_a_replaced_gpu_does_not_belong_to_the_lease():
     assert free(hand) == {"0": 0, "1": 0}
 
 
-def test_a_node_that_returns_changed_still_has_its_leases():
+def test_a_node_that_returns_with_reordered_gpus_still_has_its_leases():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")

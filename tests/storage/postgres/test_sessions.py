@@ -80,7 +80,7 @@ def test_two_servers_can_prepare_an_empty_database_at_the_same_time(postgres):
             ] * 6
 
 
-def test_tokens_are_read_again_after_their_session_was_ended(postgres, address: str):
+def test_tokens_can_be_read_after_their_database_session_was_ended(postgres, address: str):
     tokens = PostgresStorage(address).tokens()
     row = TokenRow("ci", "0" * 64, "viewer", "ann", 1.0, None, None)
     tokens.insert(row)

@@ -283,7 +283,7 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first rows that form a gang, in one rack or zone if the demand wants that."""
+        """Return the first of these rows that form a gang, in one rack or zone if demanded."""
         together = gang_groups(self._state.fleet, demand)
         if together is not None:
             return _first_group(rows, together[rows].tolist(), demand.nodes)
@@ -318,7 +318,7 @@ class Feasibility:
 
 
 def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
-    """Return the number of candidate nodes, and the number of nodes that fail per reason."""
+    """Return the number of candidate nodes, and for each reason the number of unfit nodes."""
     counts = tally.counts.tolist()
     by_name = {misfit.name.lower(): counts[misfit] for misfit in Misfit if misfit}
     nodes = sum(counts[:_ELSEWHERE])
@@ -326,7 +326,7 @@ def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
 
 
 def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
-    """Return the rows of the first rack or zone with enough nodes, in ranking order; [] if none."""
+    """Return rows of the first rack or zone with enough nodes, in the given order; [] if none."""
     groups: dict[int, list[int]] = {}
     for row, number in zip(rows, of, strict=True):
         group = groups.setdefault(number, [])

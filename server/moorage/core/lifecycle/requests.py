@@ -44,7 +44,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 WAITING_MAX: Final = 100_000
 """Maximum waiters in the queue; one more request is refused as `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Maximum candidate clusters stored with a decision; with more, `why` lists no nodes later."""
+"""Maximum candidate clusters stored with a decision; with more, `why` lists no nodes."""
 CONSULTS_MAX: Final = 8
 """Consultations for one request before it is refused as `conflict`, or queued if it may wait. A
 waiter's policy is consulted until the deadline, as each conflict means that another request got a
@@ -512,7 +512,7 @@ class Requests:
             self._turn.respond(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
-        """Cancel a request without an answer, named by its id or its idempotency key."""
+        """Cancel a request that has no answer yet, by its id or its idempotency key."""
         request = self._requests.first_with(tenant, name) or name
         waiter, ask = self._state.waiting.get(request), self._requests.find(request)
         if ask is None or ask.tenant != tenant:

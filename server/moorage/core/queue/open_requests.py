@@ -34,9 +34,9 @@ class Pending(msgspec.Struct):
     version: int = 0
     """`Fleet.version` when the policy was consulted."""
     layout: int = 0
-    """`Fleet.layout` when the policy was consulted: it may name nodes that existed only then."""
+    """`Fleet.layout` when the policy was consulted: its answer may name nodes that are gone now."""
     gains: int = 0
-    """`State.gains` when the policy was consulted: its refusal is valid until that changes."""
+    """`State.gains` when the policy was consulted; once it grows, the policy's refusal is void."""
     waits: bool = False
     """Whether the request is in the queue while its policy decides."""
     turned_down: int = 0
@@ -188,7 +188,7 @@ class OpenRequests:
         return listeners
 
     def withdraw(self, ask: Ask) -> None:
-        """Remove a lease that waits for another place from the queue."""
+        """Remove from the queue a lease that waits for another place."""
         self._forget(ask.id)
         self.settle(ask)
         if not self._state.waiting[ask.id].pauses:

@@ -48,7 +48,6 @@ def _kind(shape: Shape) -> Kind:
 
 
 def _alternatives(shape: Shape) -> list[Shape]:
-    """Return a shape for each alternative."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
 
@@ -436,9 +435,9 @@ class Ranking:
         return short
 
     def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
-        """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
+        """Return which demand shapes may fit at some places (None: anywhere): bool `[shapes]`.
 
-        Checks the present free capacity, or with `empty` the total.
+        The check is against the free capacity, or with `empty` against the total capacity.
         """
         shapes, fleet = self._shapes, self._state.fleet
         rows = None if places is None else _rows(fleet, places)

@@ -237,7 +237,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
-    """Return a page of the queue; only positions on the page are computed, since all change."""
+    """Return a page of the queue; compute positions only for the waiters on the page."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)

@@ -28,7 +28,7 @@ WAITERS_MAX: Final = 1_000
 LEASES_MAX: Final = 4_000
 """Maximum leases with an estimated end, the earliest deadlines first; others count as endless."""
 LOOKS_MAX: Final = 1_000
-"""Maximum checks of waiters against freed places; waiters not served by then get no estimate."""
+"""Maximum checks of waiters against freed places; waiters beyond these get no estimate."""
 CLASSES_MAX: Final = 16
 """Maximum classes of waiters up to which rows that fit no waiter are skipped."""
 CHOSEN_AGAIN: Final = 32

@@ -16,7 +16,7 @@ from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, 
 Amounts = tuple[int, ...]
 """GPU milli, CPU milli, memory in MiB: in the order of `RESOURCES`."""
 Account = tuple[Tenant, str | None]
-"""A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
+"""A tenant and its project; None: the tenant as a whole; "": requests that name no project."""
 EVERYONE: Final = Tenant("*")
 """The account whose quota applies to each tenant that has no quota of its own."""
 UNLIMITED: Final = 1 << 60
@@ -259,7 +259,7 @@ class Accounts:
             self["step"][: len(self._names)] += steps
 
     def as_of(self) -> float:
-        """Return the time of the shares in seconds since the epoch: the middle of its step."""
+        """Return the time up to which past use is computed, in seconds since the epoch."""
         return (self._clock + 0.5) * self.half_life / STEPS
 
     def past(self) -> Iterator[tuple[Account, Past]]:

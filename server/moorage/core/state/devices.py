@@ -16,7 +16,7 @@ from moorage.core.state.state import State
 from moorage.model import Cluster, DeviceId, Lease, Node, NodeId, RequestId
 
 _Names = Mapping[str, DeviceId]
-"""The device ids of a node, by name or UUID."""
+"""The identities of a node's devices, by device name."""
 _UNKNOWN: Final = DeviceId()
 
 

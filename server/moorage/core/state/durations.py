@@ -16,7 +16,7 @@ from moorage.model import Ask, Lease
 Likeness = tuple[str, str, int]
 """Tenant, policy and GPU milli that similar leases share; "" and -1: any."""
 STEPS: Final = 4
-"""Steps per doubling of a duration: estimates are accurate to a fifth."""
+"""Number of steps per doubling of a duration: estimates are accurate to within 20 %."""
 STEPS_MAX: Final = 128
 """The highest step: longer durations, from 136 years on, are added to this step."""
 ENOUGH: Final = 8

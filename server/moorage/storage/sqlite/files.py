@@ -84,7 +84,7 @@ def _check_files(database: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database for any thread, but for one thread at a time."""
+    """Open a database that any thread may use, but only one thread at a time."""
     _check_files(path)
     return sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

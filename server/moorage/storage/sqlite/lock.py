@@ -20,7 +20,7 @@ from typing import Final
 from moorage.storage.base import StorageError, StorageLocked
 
 _SHARE_SECONDS_MAX: Final = 1.0
-"""Seconds in which a server that shares the lock must have written its note."""
+"""Maximum seconds until a server that shares the lock has named its database in the file."""
 
 
 class WriterLock:
