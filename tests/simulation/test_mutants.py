@@ -35,7 +35,7 @@ def death(mutant: Mutant) -> Exception | None:
 
 
 def is_noticed(mutant: Mutant, error: Exception) -> bool:
-    """Any law may find the mutant first; an error of the core itself must be the expected one."""
+    """Return whether any law was broken, or the core raised the error that the mutant names."""
     story = "".join(traceback.format_exception(error))
     return isinstance(error, LawBroken) or re.search(mutant.verdict, story) is not None
 

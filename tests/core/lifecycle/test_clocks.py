@@ -141,7 +141,7 @@ def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
 def test_after_a_stall_a_waiter_waits_longer_than_the_leases_that_it_needs(
     hand: Hand, ttl: float, wait: float
 ) -> None:
-    """The lease ran out during the stall, the waiter at the same time or later."""
+    """The leases expire during the stall; the waiter's limit is at the same time or later."""
     for number in range(3):
         terms = {"ttl_seconds": ttl + number / 100}
         hand.grant(ask(f"lease {number}", ONE, terms=terms), place(f"n00{number}", "0"))

@@ -36,7 +36,7 @@ WHERE: list[tuple[Requirement, ...]] = [
     (Requirement("zone", "Exists"), Requirement("spot", "DoesNotExist")),
     (Requirement("moorage/node", "NotIn", ("node-1",)),),
 ]
-"""Requirements of demands for labels."""
+"""Label requirements that demands may have."""
 
 
 def gpu(rng: Random, number: int, of: int, model: str) -> Gpu:

@@ -254,7 +254,7 @@ class Model:
         }
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
-        """Return the other leases of a group that exclude a node."""
+        """Return the leases of the same group that exclude a node for `ask`."""
         found = []
         one = ask.terms.anti_affinity if ask.terms is not None else None
         for name, lease in self.leases.items():

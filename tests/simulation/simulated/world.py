@@ -328,7 +328,7 @@ class World:
             self.inbox.append(event)  # A duplicate.
 
     def crash(self) -> None:
-        """Crash; the facts being written may be durable, and some of their effects may be out."""
+        """Crash. The facts being written may be durable, and some of their effects delivered."""
         if self.writing and self.rng.random() < 0.5:
             self.ledger += [fact for turn in self.writing for fact in turn.facts]
             self.let_go(self.writing[: self.rng.randint(0, len(self.writing))])
@@ -404,7 +404,7 @@ class World:
         return Asked(to, ask)
 
     def _with_alternatives(self, ask: Ask, demand: Demand) -> Ask:
-        """Accept half as many GPUs as an alternative, and sometimes another demand."""
+        """Add alternatives to a request: half the GPUs, and sometimes another demand."""
         less = [replace(demand, gpus=demand.gpus // 2)] if demand.gpus > 1 else []
         others = [self.choosing.choice(self.demands) for _ in range(self.choosing.randint(0, 2))]
         some = tuple(dict.fromkeys((demand, *less, *others)))

@@ -112,7 +112,7 @@ def _one(
 def _judge_advice(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Share | Unsound:
-    """Verify a proposal without `resources`: check only that its nodes and devices exist."""
+    """Verify a proposal for advice without `resources`: check only that node and devices exist."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:

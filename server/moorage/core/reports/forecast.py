@@ -45,7 +45,7 @@ AWAITED_MAX: Final = 20
 
 
 class _Class(NamedTuple):
-    """Attributes that the waiters of a line share; the last three only if reservations exist."""
+    """Attributes that all waiters of a line have; the last three are set if reservations exist."""
 
     demand: Demand
     where: tuple[ClusterId, ...] | None

@@ -81,8 +81,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
         """Return a function that moves deadlines of waiters as deadlines of leases moved.
 
-        A waiter's deadline moves by as much as any lease's earlier deadline moved, but at most to
-        `grace_seconds` after the last of these.
+        A waiter's deadline moves by the largest shift of the leases' earlier deadlines, but at most
+        to `grace_seconds` after the latest new deadline of these leases.
 
         Args:
             moved: Old and new deadlines of the leases that have a deadline.

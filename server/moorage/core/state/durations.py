@@ -20,7 +20,7 @@ STEPS: Final = 4
 STEPS_MAX: Final = 128
 """The highest step: longer durations, from 136 years on, are added to this step."""
 ENOUGH: Final = 8
-"""Fewest similar leases for an estimate, counting only those that lasted long enough."""
+"""Fewest similar leases for an estimate; those shorter than the lease's age do not count."""
 COUNT_MAX: Final = 1_024
 """Maximum counted durations of one likeness; more halve all counts, so that old ones lose weight.
 """
