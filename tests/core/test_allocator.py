@@ -462,7 +462,7 @@ def test_all_waiters_are_indexed_in_pieces() -> None:
     assert len(line.waiters) == 2 * PIECE
 
 
-def test_the_number_of_device_selections_per_tenant_is_limited() -> None:
+def test_the_number_of_device_filters_per_tenant_is_limited() -> None:
     hand = full()
     for number in range(FILTERS_OF_TENANT_MAX - 2):  # “known” is one more.
         hand.ask(ask(f"w{number}", replace(ONE, models=("A100", str(number))), wait=60.0))

@@ -126,7 +126,7 @@ class Allocator:
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the policy's URI of the first request with this key; "": no request has it."""
+        """Return the URI of the policy for the first request with this key; "": no such request."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:

@@ -143,7 +143,7 @@ class OpenRequests:
         return known or self.undecided.named(tenant, idempotency_key)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the policy's URI of the first request with this key; "": no request has it."""
+        """Return the URI of the policy for the first request with this key; "": no such request."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
         known, lease = self.find(first), self._state.lease(first)
         return known.policy.uri if known else lease.policy.uri if lease else ""

@@ -608,7 +608,7 @@ class WaitingQueue:
         return {request: at for request, at in positions.items() if at}
 
     def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
-        """Yield all waiters, also paused ones, in an order that stays as waiters come and go.
+        """Yield all waiters, paused ones too, in an order that stays the same as waiters leave.
 
         Args:
             after: The `seniority` key of the waiter before the first one to yield; any other value:

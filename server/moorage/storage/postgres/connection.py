@@ -34,8 +34,8 @@ SET tcp_user_timeout = '15s'
 """
 """Settings of each session, with which PostgreSQL soon ends sessions of clients that are gone.
 
-The end of a session frees its locks. They override settings of the role that could end the idle
-session with the lock, or hide the warning that a commit may be lost.
+The end of a session frees its locks. The settings override those of the role, which could end the
+idle session with the lock, or hide the warning that a commit may be lost.
 """
 
 
