@@ -263,7 +263,7 @@ class Feasibility:
             fleet: The fleet once the leases that make room have ended; None: the present fleet.
             excluded: Nodes that the waiter may not get.
 
-        Nodes that could take the demand when empty: first those where it fits now, then those with
+        They could take the demand when empty: first the nodes where it fits now, then those with
         the most free capacity. Other requests get only the other nodes, so small requests do not
         starve a large waiter. For a gang that wants one rack or zone, all nodes are in one.
         """

@@ -91,8 +91,7 @@ class LeaseLifecycle:
         writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
         pause_seconds: Wait of a lease before its second start; the wait doubles before each later
-            start.
-            0: no wait.
+            start. 0: no wait.
     """
 
     def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:

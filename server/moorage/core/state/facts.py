@@ -143,8 +143,8 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         tenant: Empty: any tenant. An empty `policy` and `gpu_milli` -1 also mean any.
-        counts: Pairs of a step (see `core.state.durations`) and the number of leases that lasted as
-            long.
+        counts: Pairs of a step (see `core.state.durations`) and the number of leases whose duration
+            is in this step.
     """
 
     tenant: str

@@ -68,8 +68,8 @@ class WaiterClass(NamedTuple):
         candidates: The waiters' candidate clusters; None: all.
         priority: Waiters of higher priority are served first.
         reserves: Whether nodes are reserved for the oldest waiter while it heads the queue.
-        overdue: Whether the waiters were overtaken as often as allowed, so that fair shares no
-            longer decide their order.
+        overdue: Whether the waiters were overtaken the maximum number of times, so that fair shares
+            no longer decide their order.
     """
 
     tenant: Tenant
