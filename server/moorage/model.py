@@ -38,7 +38,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
         id: Name of the device within the node; the list index if the inventory has no name.
         model: Model name, e.g. `A100-80GB`; empty when unknown.
         memory_mib: Memory of the device; 0 when unknown.
-        link_group: Devices of a node with the same name are joined by NVLink; empty: none.
+        link_group: NVLink joins the devices of a node with the same link group; empty: none.
         numa: NUMA domain, -1 when unknown.
         exclusive: Whether the device can only be taken whole.
     """
@@ -200,7 +200,7 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
         nominal: The tenant's own quota; None: no limit.
         borrow: The unused quota of others that the tenant may hold as well; None: nothing.
         lend: The tenant's unused quota that others may hold; None: all of it.
-        notice_seconds: How long borrowed leases may stay once the tenant needs its quota.
+        notice_seconds: How long leases on borrowed quota may stay once its lender needs it.
     """
 
     weight: float = 1.0
@@ -310,7 +310,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         inputs: The `inputs` of the request, only for the policy.
         parameters: Overrides of the policy's default parameters.
         settings: Overrides of the policy's default settings.
-        token_digest: Digest of the token that will own the lease; the shell makes the token.
+        token_digest: Digest of the token that will own the lease; the daemon makes the token.
         seed: Seed of all random choices of the policy for this request.
         explain: Whether the reply has the reasons.
         dry_run: Whether to decide, verify and answer without holding anything.
@@ -458,7 +458,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         return self.inherited or self.id
 
     def later(self, seconds: float) -> "Lease":
-        """Return a copy with all times moved by some seconds."""
+        """Return a copy with all times shifted by `seconds`."""
         notice, outcome = self.notice, self.outcome
         return replace(
             self,

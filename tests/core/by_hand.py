@@ -38,7 +38,7 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
 
 
 def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
-    """Return a cluster of one node; `a/b` is MIG instance b of GPU a, `` a GPU without UUID."""
+    """Return a cluster of one node; `a/b` is MIG instance b of GPU a, "" a GPU without UUID."""
     gpus = []
     for each in uuids:
         parent, _, uuid = each.rpartition("/")

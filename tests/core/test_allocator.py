@@ -56,7 +56,7 @@ def test_a_refusal_reports_an_empty_inventory() -> None:
     assert answer.code is Code.UNKNOWN_CLUSTERS
 
 
-def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> None:
+def test_a_request_id_cannot_be_used_twice_in_any_state_of_the_request() -> None:
     hand = full()
     for name in ("holder",):
         assert answers(hand.ask(ask(name, ONE)))[0].code is Code.ALREADY_EXISTS
@@ -119,7 +119,7 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
     check(hand.allocator.state)
 
 
-def test_a_list_of_proposals_may_have_gaps_only_outside_gangs() -> None:
+def test_a_list_of_proposals_has_gaps_only_for_requests_without_a_gang() -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     (one,) = answers(hand.grant(ask("one", ONE), [None, place("n000", "0")]))
@@ -161,7 +161,7 @@ def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
-def test_a_policy_is_asked_again_with_capacity_that_came_free_while_it_decided() -> None:
+def test_a_policy_is_consulted_again_with_capacity_freed_while_it_decided() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -187,7 +187,7 @@ def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
 
 
 def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
-    """The policy's cell had already booked the failed proposal in its replica of the fleet."""
+    """The policy's process counts the GPUs of the failed proposal as taken in its own fleet."""
     hand = Hand()
     hand.see(nodes(1, 1))
     first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))
@@ -215,7 +215,7 @@ def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "no capacity became free meanwhile"
 
 
-def test_the_policies_of_only_few_waiters_are_consulted_at_the_same_time() -> None:
+def test_policies_are_consulted_for_only_a_few_waiters_at_a_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
@@ -269,7 +269,7 @@ def test_advice_may_name_nodes_that_are_reserved_for_the_head_of_the_queue() -> 
     assert "1 kept for a request that waits already" in answer.reason
 
 
-def test_the_smallest_share_is_first_among_equal_priorities() -> None:
+def test_the_tenant_with_the_smallest_share_is_first_among_equal_priorities() -> None:
     hand = Hand()
     hand.see(nodes(1, 3))
     hand.grant(ask("a0", Demand(gpus=2), tenant=Tenant("ann")), place("n000", "0", "1"))
@@ -280,7 +280,7 @@ def test_the_smallest_share_is_first_among_equal_priorities() -> None:
     assert consults(release(hand, "b0"))[0] == "b1"
 
 
-def test_a_reused_key_with_another_demand_is_refused() -> None:
+def test_an_idempotency_key_reused_with_another_demand_is_refused() -> None:
     hand = Hand()
     hand.see(nodes(1, 4))
     keyed = {"idempotency_key": "k"}
@@ -388,7 +388,7 @@ def test_the_pages_of_a_listing_have_every_entry_only_once(limit: int) -> None:
     assert pages("leases", "leases", "id", filters={"state": "ended"}) == []
 
 
-def test_why_hides_other_tenants() -> None:
+def test_why_and_status_hide_requests_of_other_tenants() -> None:
     hand = full()
     assert hand.inquire("why", subject="holder")["lease"]["id"] == "holder"
     assert "token" not in repr(hand.inquire("why", subject="holder"))
@@ -462,7 +462,7 @@ def test_all_waiters_are_indexed_in_pieces() -> None:
     assert len(line.waiters) == 2 * PIECE
 
 
-def test_the_number_of_device_selections_per_tenant_is_limited() -> None:
+def test_the_number_of_device_filters_per_tenant_is_limited() -> None:
     hand = full()
     for number in range(FILTERS_OF_TENANT_MAX - 2):  # “known” is one more.
         hand.ask(ask(f"w{number}", replace(ONE, models=("A100", str(number))), wait=60.0))

@@ -98,5 +98,5 @@ async def test_a_standby_ends_if_the_database_has_another_history(scene: Scene) 
     assert await scene.follower.has(await scene.append("a"))
     scene.follower._ledger._chain += 1  # As if another fact had been read.
     await scene.append("b")
-    with pytest.raises(LedgerError, match="does not go on from fact 1"):
+    with pytest.raises(LedgerError, match="do not continue from fact 1"):
         await scene.running

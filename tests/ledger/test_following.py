@@ -18,7 +18,7 @@ NOW = 1_763_647_000.0
 
 
 class Beside:
-    """A follower of a file's facts, as in another process, with one writer at a time."""
+    """Reads the facts of a store that is open for writing, as another process would."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.store, self.place, self.is_broken = store, store.place, False
@@ -103,7 +103,7 @@ async def test_a_follower_does_not_follow_another_history(write_facts, tmp_path:
     await promoted.append([*facts(0, 2), *facts(9, 2)], NOW)
     beside.store, beside.reading = other, other.reading
     followed._reading = beside  # As if its connection now led to another database.
-    with pytest.raises(LedgerError, match="does not go on from fact 3"):
+    with pytest.raises(LedgerError, match="do not continue from fact 3"):
         await followed.follow(lambda _: None)
     await promoted.close()
 

@@ -87,7 +87,7 @@ async def test_an_intact_ledger_has_no_findings(path: Path):
     assert found.fencing_seen == COMMITS
 
 
-async def test_a_missing_catalog_is_found(path: Path):
+async def test_a_check_of_the_data_reports_a_missing_catalog(path: Path):
     await write_and_kill(path)
     (finding,) = ledger_care.verify(path.parent).findings
     assert finding.startswith("catalog.db is missing, with all its records")
@@ -282,7 +282,7 @@ async def test_a_ledger_with_only_its_reserved_numbers_counts_as_lost(path: Path
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])
-async def test_a_repair_works_without_a_missing_file(path: Path, name: str):
+async def test_a_ledger_with_a_missing_file_can_be_repaired(path: Path, name: str):
     facts = await write_and_kill(path)
     file = path.parent / name
     file.rename(file.with_name("gone"))

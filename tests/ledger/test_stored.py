@@ -138,7 +138,7 @@ async def test_the_ledger_fails_if_a_commit_takes_too_long(
         await ledger.close()
 
 
-async def test_a_lone_append_returns_to_the_loop_while_the_disk_hangs(path: Path):
+async def test_a_lone_append_does_not_block_the_event_loop_while_the_disk_hangs(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     with locked(path):
@@ -238,7 +238,7 @@ async def test_a_file_of_the_ledger_with_a_missing_part_is_detected(path: Path):
     await ledger.close()
 
 
-async def test_corrupt_text_is_noticed(path: Path):
+async def test_corrupt_text_in_a_fact_is_noticed(path: Path):
     await fill(path, 3)
     run(path, "UPDATE fact SET subject = CAST(x'ff' AS TEXT) WHERE seq = 2")
     ledger = StoredLedger(SqliteFacts(path))

@@ -44,7 +44,7 @@ def is_true(shown: FleetMap, state: State) -> None:
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(6, 24))]
 )
-def test_the_map_follows_the_facts(seed):
+def test_the_fleet_map_agrees_with_the_state_after_each_fact(seed):
     chance, state = random.Random(seed), State()
     shown, seen, known = make_map(state), rows(make_map(state)), 1
     for fact in play(seed).ledger:

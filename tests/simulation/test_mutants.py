@@ -35,7 +35,7 @@ def death(mutant: Mutant) -> Exception | None:
 
 
 def is_noticed(mutant: Mutant, error: Exception) -> bool:
-    """Any law may find the mutant first; an error of the core itself must be the expected one."""
+    """Return whether any law was broken, or the core raised the error that the mutant names."""
     story = "".join(traceback.format_exception(error))
     return isinstance(error, LawBroken) or re.search(mutant.verdict, story) is not None
 
@@ -97,7 +97,7 @@ def test_a_mutant_depends_on_no_local_variable(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     "edit", [Replace("lease.granted_at", "0.0"), Replace("_.granted_at", "lease.asked_at")]
 )
-def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
+def test_an_edit_that_names_a_local_variable_is_found(edit: Edit) -> None:
     assert names_a_local_variable("Preemption._who_may", edit)
 
 

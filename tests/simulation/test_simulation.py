@@ -29,10 +29,10 @@ from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExt
 from moorage.core.turns.events import Asked
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1500"))
-"""Number of plain worlds; of each other kind, a quarter: over a million events in total."""
+"""Number of plain worlds; each other kind has a quarter as many: over a million events in all."""
 CHUNK = 10
 BATCH = 183
-"""Seeds in one heavy test, enough for every event that a kind of world tests."""
+"""Number of seeds in one heavy test: with fewer, some kinds of events would not occur."""
 PLAY = Path(__file__).with_name("play.py")
 
 
@@ -49,7 +49,7 @@ def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.Mark
 
 
 @seeds(0, SEEDS)
-def test_the_laws_hold(first: int, end: int) -> None:
+def test_the_laws_hold_in_plain_worlds(first: int, end: int) -> None:
     for seed in range(first, end):
         if end <= CHUNK:  # Other tests use these worlds, too.
             play(seed)

@@ -77,7 +77,7 @@ class Allocator:
     Args:
         requeue_pause_seconds: How long a lease whose workload failed waits before its second start;
             the wait doubles before each later start.
-        overtaken_max: How often a waiter may be overtaken.
+        overtaken_max: Maximum number of later requests that may overtake a waiter.
 
     Attributes:
         state: The state that follows from the facts; read-only for callers.
@@ -126,7 +126,7 @@ class Allocator:
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key named, or ""."""
+        """Return the URI of the policy for the first request with this key; "": no such request."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
@@ -143,7 +143,7 @@ class Allocator:
         self._warm.restore()
 
     def follow(self, facts: Iterable[Fact]) -> None:
-        """Apply facts of another allocator, which continue the facts applied before."""
+        """Apply the next facts that another allocator has recorded."""
         queue = self.requests.queue if self._keeps_index else None
         for fact in facts:
             if queue is not None:
@@ -153,7 +153,7 @@ class Allocator:
                 queue.put_in(fact)
 
     def index(self) -> Iterator[None]:
-        """Build the index of all waiters, which `follow` updates; each yield allows a pause."""
+        """Build the index of all waiters in steps; the caller may pause after each step."""
         if not self._keeps_index:
             yield from self.requests.queue.index()
             self._keeps_index = True
@@ -163,14 +163,14 @@ class Allocator:
             pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from a followed state, without recording a fact."""
+        """Answer a question from the state that `follow` built; record no fact."""
         self._index_all()
         turn = self._turn.begin(now)
         self._answer_inquiry(inquiry)
         return turn
 
     def forget(self) -> None:
-        """Drop all large state, whose parts refer to each other. Call no method afterwards."""
+        """Drop the large parts of the state to free memory. No method may be called afterwards."""
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()
@@ -179,7 +179,7 @@ class Allocator:
             delattr(self.state, each.name)
 
     def next_deadline(self) -> float | None:
-        """Return when the next `Tick` is due, in seconds since the epoch, or None."""
+        """Return when the next `Tick` is due, in seconds since the epoch; None: no tick is due."""
         if self._waking.is_unfinished:
             return self._turn.now
         first = self.state.deadlines.first()
@@ -190,11 +190,11 @@ class Allocator:
 
         Args:
             event: The event that happened.
-            now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
+            now: Seconds since the epoch; never less than at the last call, except with `ClockSet`.
 
         Returns:
-            Facts that the caller makes durable, and effects that the caller carries out afterwards
-            (kinds in `EARLY` may leave at once).
+            Facts that the caller makes durable, and effects that the caller carries out afterwards.
+            Effects of the kinds in `EARLY` may be carried out before.
         """
         turn = self.begin(event, now)
         if self._turn.wakes:
@@ -215,7 +215,7 @@ class Allocator:
         return turn
 
     def finish(self) -> Turn | None:
-        """Serve the waiters after `begin`, in a turn of its own; None if there is nothing to do."""
+        """Serve the waiters after `begin`, in a second turn; None if there is nothing to do."""
         if not self._turn.wakes:
             return None
         turn = self._turn.begin(self._turn.now)
@@ -281,13 +281,13 @@ class Allocator:
                 assert_never(event)
 
     def _record_cluster(self, cluster: Cluster) -> None:
-        """Record a new or changed cluster; machines of another cluster count as duplicates."""
+        """Record a new or changed cluster; mark nodes whose machine counts as another node."""
         decided = self.state.identities.with_decisions(cluster, self.state.places_with_leases)
         if self.state.clusters.get(cluster.id) != decided:
             self._change(cluster.id, ClusterSet(decided))
 
     def _change(self, cluster_id: ClusterId, fact: ClusterSet | ClusterRemoved) -> None:
-        """Record a changed cluster; rename devices in leases and reservations as its nodes did."""
+        """Record a changed cluster, and new names of its devices in leases and reservations."""
         before = self.state.clusters.get(cluster_id)
         self._turn.record(fact)
         after = self.state.clusters.get(cluster_id)

@@ -33,7 +33,7 @@ EXIT_BROKEN: Final = 70
 COMMIT_SECONDS_MAX: Final = 60.0
 """Seconds after which a commit that is not done counts as a failure of the disk."""
 CHECKPOINTS_KEPT: Final = 2
-"""Stored checkpoints: the newest, and the one before in case the newest is damaged."""
+"""Number of stored checkpoints: the newest, and the one before in case the newest is damaged."""
 
 
 class LedgerError(Exception):
@@ -45,7 +45,7 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
 
     Args:
         place: The ledger, as its owner calls it.
-        pid: The process that holds the ledger, as it noted itself; None if it has not done so yet.
+        pid: Id of the process that holds the ledger; None: the process has not noted it yet.
         reason: The whole message; empty: the usual message about a file.
     """
 
@@ -150,7 +150,7 @@ class Recovery:
             the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the first fact that
             cannot be read.
         last_seq: The last fact of the history; 0 if it is empty.
-        checkpoint_seq: The fact as of which the checkpoint was taken; 0: no checkpoint.
+        checkpoint_seq: The last fact that the checkpoint covers; 0: no checkpoint.
         warnings: Damage that recovery worked around, each a sentence for the log.
         fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         goes_on: Whether the facts are only those after the position given at `open`.
@@ -165,7 +165,7 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """The readable facts of a ledger, in order, for one event loop. The oldest may be pruned."""
+    """Reads the facts of a ledger, in order, in one event loop. The oldest facts may be pruned."""
 
     @property
     def last_seq(self) -> int:
@@ -197,7 +197,8 @@ class LedgerHistory(Protocol):
         Args:
             after: The position to read from, as in `history`.
             limit: The largest number of facts, as in `history`.
-            kind: Facts of other kinds may be left out, but not the first and the last of the page.
+            kind: The kind to return. Facts of other kinds may be left out, but not the first and
+                the last of the page. None: all kinds.
         """
 
     async def history_start(self) -> float | None:

@@ -111,8 +111,8 @@ def _same(record: JsonObject) -> JsonObject:
 def _with_devices(record: JsonObject) -> JsonObject:
     """Return a cluster of the first version with the UUIDs of devices that its `identity` implies.
 
-    The `identity` of a node has the UUIDs of all devices in their order, and of those that have
-    instances.
+    `identity` has the UUIDs of all devices in order, and of GPUs divided into MIG instances. Nodes
+    with MIG instances are left unchanged.
     """
     for node in record["cluster"]["nodes"]:
         keys = [key for key in node.get("identity", ()) if key.startswith(DEVICE)]
@@ -192,7 +192,7 @@ class Codec:
         return kind, body
 
     def decode(self, kind: str, version: int, body: bytes, place: str, where: str) -> Any:
-        """Return a fact from its JSON. Messages name the ledger, `place`, and `where` the fact is.
+        """Return a fact from its JSON. Errors name the ledger (`place`) and the fact (`where`).
 
         Raises:
             FactUnknown: The kind or the version is newer than this release.

@@ -87,7 +87,7 @@ class LedgerContents:
         )
 
     def sentences(self) -> list[str]:
-        """Return the number of records of each kind, with the first names."""
+        """Return, for each kind, a text with the number of names and the first few of them."""
         return [count_names(noun, list(names)) for noun, names in self.names.items() if names]
 
 

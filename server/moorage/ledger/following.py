@@ -20,7 +20,7 @@ from moorage.ledger.reading import StoredHistory
 from moorage.storage.base import FollowedFacts
 
 PIECE_FACTS: Final = 200
-"""Facts taken at a time before other tasks run."""
+"""Number of facts taken before other tasks may run."""
 
 
 class FollowedLedger(StoredHistory):
@@ -113,7 +113,7 @@ class FollowedLedger(StoredHistory):
                 chain = facts.chain_of(taken.seq)
                 rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
         if chain != taken.chain or not rows:  # Pruned, or another history.
-            raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
+            raise LedgerError(f"the facts in {self._place} do not continue from fact {taken.seq}")
         check_links(rows, taken.seq, chain, (), self._place)
         return [
             (unseal(row, self._place).fact, Position(row.seq, row.chain)) for row in rows

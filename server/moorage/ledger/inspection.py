@@ -8,7 +8,7 @@ from moorage.storage.base import FactRow, run
 
 
 def without_checkpoint(pruned: int) -> str:
-    """Return the fault that facts were pruned, and no readable checkpoint replaces them."""
+    """Return a sentence: facts were pruned, and no readable checkpoint replaces them."""
     return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
 
 

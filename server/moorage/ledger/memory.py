@@ -31,7 +31,7 @@ _PLACE = "the ledger in memory"
 
 @dataclass(slots=True)
 class MemoryStorage:
-    """The stored part of a `MemoryLedger`; the next ledger with the same object continues it.
+    """The stored part of a `MemoryLedger`; a later ledger with the same object continues from it.
 
     Args:
         checkpoints: Seq, bytes and checksum of each checkpoint, oldest first.

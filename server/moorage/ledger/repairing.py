@@ -1,7 +1,7 @@
 """Rebuilds a ledger without its lost part: only on a user's order.
 
-The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first
-missing one: later facts are not used, since they may depend on it.
+The state is rebuilt from the newest good checkpoint and the facts after it, up to the first missing
+fact. Later facts are not used, since they may depend on the missing fact.
 """
 
 import time
@@ -27,7 +27,7 @@ class Salvage:
         rows: The facts that stay, in order, linked again.
         filler: Replaces the last fact of the checkpoint if that fact is lost.
         lost: Ranges of missing facts.
-        checkpoint: The fact of the checkpoint to rebuild from; None if no state is left.
+        checkpoint: The last fact in the checkpoint to rebuild from; None if no state is left.
         said: One sentence per loss.
     """
 
@@ -126,7 +126,7 @@ def remaining_contents(found: LedgerWalk, left: Salvage) -> LedgerContents:
 
 
 def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
-    """Return the names after the newest good checkpoint and all facts that follow it."""
+    """Return the names in the state that the newest good checkpoint and all later facts give."""
     contents, base = LedgerContents(), 0
     if found.checkpoints:
         (newest, parts) = found.checkpoints[0]
@@ -141,7 +141,7 @@ def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
-    """Replace a damaged ledger with its readable rest. Copy the damaged file before.
+    """Replace a damaged ledger with its readable rest; the caller has copied the damaged file.
 
     Raises:
         LedgerError: A file cannot be written.

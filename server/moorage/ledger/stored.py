@@ -26,7 +26,7 @@ from moorage.ledger.writer import GroupCommit, WriteJob
 from moorage.storage.base import Checkpoint, Facts, FactStore
 
 CHECKPOINT_PART_FACTS: Final = 200
-"""Facts encoded and written at a time: about a millisecond with the interpreter lock held."""
+"""Number of facts encoded and written at a time: about a millisecond of the interpreter lock."""
 
 
 class _Opened(NamedTuple):

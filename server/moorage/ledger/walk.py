@@ -55,7 +55,7 @@ class LedgerWalk:
         pruned: The last fact that was deleted on purpose.
         lost: Facts whose loss was accepted before.
         mark: The last seq that the ledger recorded as written.
-        fencing: The numbers that are reserved.
+        fencing: The highest reserved fencing number, as stored.
         fencing_seen: The highest fencing number in the readable facts.
         unread: Whether parts of the file were unreadable, so that more may be lost than is known.
     """
@@ -218,7 +218,7 @@ def _check_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterato
 def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[FactRow], str]]:
     """Read all facts that SQLite can read, some at a time.
 
-    In a damaged tree, reads with other bounds find other facts: only equal bounds find the same.
+    The bounds of the reads are always the same: in a damaged tree, other bounds find other facts.
 
     Returns:
         For each range: its name, its readable facts, and why its other facts cannot be read.

@@ -1,8 +1,8 @@
 """Group commit: one thread commits everything that waits in one transaction.
 
 While a transaction is being synced, the next ones' jobs gather in the queue and then share one
-sync: the slower the disk, the larger the groups. If the disk is quick, the event loop waits for a
-lone job itself: to be woken through its selector takes as long as the sync.
+sync: the slower the disk, the larger the groups. If the disk is quick, the event loop itself waits
+for a lone job: a wake-up by the thread would take as long as the sync.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 QUICK_SECONDS: Final = 0.002
-"""How long the event loop waits for a commit, if the latest commit took less."""
+"""Seconds that the event loop waits for a commit; it waits only if the latest one took less."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -77,7 +77,7 @@ class GroupCommit:
         self._queue.put(job)
 
     def commit_at_once(self, job: WriteJob) -> bool:
-        """Submit a job and wait for its commit; False, with nothing done, if that would be slow.
+        """Submit a job and wait for its commit; if that would be slow, do nothing and return False.
 
         The event loop waits for `QUICK_SECONDS` at most. So a disk that hangs delays no message to
         agents and other clients.

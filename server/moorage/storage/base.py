@@ -117,7 +117,7 @@ class Leader(NamedTuple):
 
 
 class Election(Protocol):
-    """The election of the leader: of all servers on one database, the only one that writes."""
+    """Elects the leader: of all servers on one database, the only one that writes."""
 
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
@@ -171,7 +171,7 @@ class FactRow(NamedTuple):
     body: bytes
     checksum: int
     chain: int
-    """Checksum of this fact's checksum and all before it: a replaced fact breaks the next chain."""
+    """Checksum over the checksums of all facts up to this one, to detect a replaced fact."""
 
 
 class Checkpoint(NamedTuple):
@@ -196,7 +196,7 @@ class Checkpoint(NamedTuple):
 
 
 def run(first: int, last: int) -> str:
-    """Return the name of a range of facts in messages."""
+    """Return the text that messages use for a range of facts."""
     return f"fact {first}" if first == last else f"facts {first} to {last}"
 
 
@@ -361,7 +361,7 @@ class RecordRow(NamedTuple):
 
 
 class RecordTally(NamedTuple):
-    """The stored and the counted number of records of a kind, and of their checksums."""
+    """Number of records and sum of checksums of a kind: as stored, and as counted."""
 
     records: int
     checksums: int
@@ -404,7 +404,7 @@ class RecordTable(Protocol):
         """Return the stored number and bytes of the records of each kind, without counting them."""
 
     def marks(self) -> dict[str, object]:
-        """Return, per kind, a value that differs after each change, without reading the records."""
+        """Return, per kind, a value that each change of a record changes; read no records."""
 
     def checksums(self, kind: str) -> dict[str, int]:
         """Return the checksums of all records of a kind, by id."""
@@ -497,7 +497,7 @@ class AgentRows(SharedRows, Protocol):
         """Return all documents by key."""
 
     def change(self) -> AbstractContextManager[dict[str, bytes]]:
-        """Yield all documents in a transaction; at its end, store those that differ."""
+        """Yield all documents in a transaction; at its end, store those that the caller changed."""
 
 
 class LoginRows(SharedRows, Protocol):
@@ -562,9 +562,9 @@ class Followed(NamedTuple):
 
 
 class SharedNames(Protocol):
-    """Names that all servers of one database use, of which one leads at a time.
+    """Names on which all servers of one database agree.
 
-    Every method raises `StorageError` where the database cannot be reached.
+    Every method raises `StorageError` if the database cannot be reached.
     """
 
     def agree(self, subject: str, proposal: str) -> str:
@@ -596,13 +596,13 @@ class Storage(Protocol):
         """Return the audit log; None: the audit log is in files of the data folder."""
 
     def election(self) -> Election | None:
-        """Return the election of the server that writes; None if a second server is refused."""
+        """Return the election of the server that writes; None: only one server may exist."""
 
     def followed(self) -> Followed | None:
-        """Return a reader beside the server that writes; None if there is only one server."""
+        """Return a reader of the data that another server writes; None: only one may exist."""
 
     def names(self) -> SharedNames | None:
-        """Return the names that the servers share; None if there is only one server."""
+        """Return the names that the servers share; None: only one server may exist."""
 
     def has_records(self) -> bool:
         """Return whether this storage ever had a catalog."""

@@ -69,7 +69,7 @@ def test_a_node_without_a_zone_shares_a_zone_with_no_other_node() -> None:
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
 
 
-def test_of_two_proposals_for_one_group_on_one_node_only_one_is_granted() -> None:
+def test_only_one_of_two_proposals_on_one_node_for_one_group_is_granted() -> None:
     hand = fleet()
     one, two = hand.ask(apart("one")), hand.ask(apart("two"))
     hand.propose(one, place("n0", "0"))
@@ -100,7 +100,7 @@ def test_a_waiter_is_woken_when_a_lease_of_its_group_leaves_another_node_of_the_
     assert share.node_id == "n1"
 
 
-def test_a_waiter_after_many_waiters_of_a_blocked_group_is_woken() -> None:
+def test_a_waiter_behind_waiters_of_a_blocked_group_is_woken() -> None:
     hand = fleet()
     for n in range(4):
         hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))
@@ -113,7 +113,7 @@ def test_a_waiter_after_many_waiters_of_a_blocked_group_is_woken() -> None:
     assert [each.ask.id for each in turn.effects if isinstance(each, Consult)] == ["db"]
 
 
-def test_a_reused_key_with_another_group_is_refused() -> None:
+def test_an_idempotency_key_reused_with_another_group_is_refused() -> None:
     hand = fleet()
     key = {"idempotency_key": "k"}
     hand.grant(apart("first", terms=key), place("n0", "0"))

@@ -1,4 +1,4 @@
-"""After any changes, feasibility with its cache gives the results that it gives without."""
+"""After any changes, `Feasibility` gives the same results with its cache as without."""
 
 from random import Random
 
@@ -99,7 +99,7 @@ def test_cached_results_of_feasibility_equal_results_without_the_cache(seed: int
 
 
 @given(st.integers(0, 2**32))
-def test_the_counts_of_a_refusal_add_up_and_the_verdict_never_is_final(seed: int) -> None:
+def test_counts_of_a_refusal_add_up_and_its_verdict_holds_for_the_empty_fleet(seed: int) -> None:
     rng, state = Random(seed), State()
     for name in ("c0", "c1"):
         apply(state, ClusterSet(cluster(rng, name)))
@@ -135,7 +135,7 @@ def test_nodes_that_fit_now_are_reserved_before_emptier_nodes() -> None:
     assert feasibility.reservation(Demand(gpus=9), None) == ()
 
 
-def test_a_waiting_rack_gang_reserves_one_rack() -> None:
+def test_nodes_reserved_for_a_gang_in_one_rack_are_of_one_rack() -> None:
     state = State()
     racks = ["r1", "r2", "r1", "r2", ""]
     sizes = [4, 3, 1, 3, 4]
@@ -151,7 +151,7 @@ def test_a_waiting_rack_gang_reserves_one_rack() -> None:
     assert feasibility.reservation(Demand(gpus=1, nodes=3, topology="rack"), None) == ()
 
 
-def test_a_refused_gang_of_one_zone_learns_the_largest_zone() -> None:
+def test_the_refusal_of_a_gang_in_one_zone_names_the_largest_zone() -> None:
     gpus = (Gpu("0"),)
     zones = ("z1", "z1", "z1", "z2", "")
     places = [Node(NodeId(f"n{n}"), 8_000, 4_096, gpus, zone=zone) for n, zone in enumerate(zones)]

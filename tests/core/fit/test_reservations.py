@@ -1,4 +1,4 @@
-"""Only its tenant gets the nodes of a reservation, and leases of other tenants end in time."""
+"""Only a reservation's tenant gets its nodes, and other tenants' leases end before it starts."""
 
 from typing import Any
 
@@ -184,7 +184,7 @@ def test_an_unused_reservation_lapses_and_a_used_reservation_stays(hand: Hand) -
     assert hand.allocator.next_deadline() == 120.0  # The end of the lease "before".
 
 
-def test_the_end_of_a_reservation_lets_waiters_have_its_nodes(hand: Hand) -> None:
+def test_waiters_get_the_nodes_of_a_reservation_that_has_ended(hand: Hand) -> None:
     reply = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     name = RequestId(reply["reservation"])
@@ -205,7 +205,7 @@ def test_an_impossible_or_past_reservation_is_refused(hand: Hand) -> None:
     assert reserve(hand, 10.0, 40.0)["starts_at"] == 30.0
 
 
-def test_each_tenant_sees_its_own_reservations(hand: Hand) -> None:
+def test_each_tenant_sees_only_its_own_reservations(hand: Hand) -> None:
     first, second = (reserve(hand, start, 100.0) for start in (60.0, 50.0))
     listed = hand.inquire("reservations", "bob")
     assert listed == {"reservations": [second, first], "next": None}
@@ -255,7 +255,7 @@ def test_a_reservation_of_devices_includes_their_share_of_cpu_and_memory(one: Ha
     assert (len(node["gpus"]), node["cpu_milli"], node["memory_mib"]) == (8, 64_000, 65_536)
 
 
-def test_other_tenants_get_unreserved_parts(one: Hand) -> None:
+def test_other_tenants_get_the_unreserved_parts_of_a_node(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     turn = one.ask(ask("six", Demand(gpus=6)))
     (share, devices) = turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.
@@ -301,7 +301,7 @@ def test_unneeded_parts_of_a_used_reservation_are_open_to_other_tenants(one: Han
     one.grant(ask("ann", Demand(gpus=4, cpu_milli=32_000)), place("n000", *"4567"))
 
 
-def test_two_reservations_of_one_tenant_are_not_filled_by_one_lease(one: Hand) -> None:
+def test_a_lease_fills_only_one_of_two_reservations_of_its_tenant(one: Hand) -> None:
     half = Demand(gpus=1, gpu_milli=500)
     assert [reserve(one, 0.0, 100.0, half)["nodes"][0]["gpus"] for _ in range(2)] == [["0"]] * 2
     one.grant(ask("bob", half, tenant=BOB), place("n000", "0", gpu_milli=500))
@@ -332,7 +332,7 @@ def test_two_tenants_share_a_device_on_a_node_reserved_for_the_head(one: Hand) -
     assert RequestId("bob") in one.allocator.state.leases
 
 
-def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) -> None:
+def test_a_policy_that_saw_only_the_reserved_part_is_consulted_again(one: Hand) -> None:
     reserve(one, 0.0, 100.0, ONE)
     at(one, 1.0)
     one.grant(ask("ann", ONE), place("n000", "7"))

@@ -58,7 +58,7 @@ def test_a_refusal_names_the_smallest_helpful_change(
     json.dumps(no.details)
 
 
-def test_without_a_single_helpful_change_a_refusal_names_the_largest_amounts() -> None:
+def test_a_refusal_names_the_largest_amounts_if_no_single_change_helps() -> None:
     no = refusal(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
@@ -81,7 +81,7 @@ def test_a_refusal_names_other_clusters_as_a_helpful_change() -> None:
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 
 
-def test_the_verdict_for_taken_gpus_is_not_now_and_for_a_quota_is_not_you() -> None:
+def test_a_request_for_taken_gpus_gets_the_verdict_not_now() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))
@@ -90,7 +90,7 @@ def test_the_verdict_for_taken_gpus_is_not_now_and_for_a_quota_is_not_you() -> N
     assert hand.inquire("why", subject="late")["verdict"] == "not_now"
 
 
-def test_why_lists_the_nodes_with_the_nearest_misses_first() -> None:
+def test_the_answer_to_why_lists_the_nodes_closest_to_fit_first() -> None:
     hand = Hand()
     hand.see(nodes(4, 8))
     hand.grant(ask("a", Demand(gpus=2)), place("n001", "0", "1"))
@@ -120,7 +120,7 @@ def test_why_lists_the_nodes_with_the_nearest_misses_first() -> None:
     assert "node_verdicts" not in hand.inquire("why", subject="late")
 
 
-def test_a_page_of_nodes_after_an_unknown_node_is_refused() -> None:
+def test_why_refuses_an_invalid_cursor_of_a_page_of_nodes() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))

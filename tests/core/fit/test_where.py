@@ -66,7 +66,7 @@ def test_a_request_waits_while_only_unlabelled_nodes_are_free(hand: Hand) -> Non
     assert consults(hand.see(zones("red", "blue", "blue"))) == ["waits"]
 
 
-def test_a_request_for_labels_that_no_node_has_never_fits(hand: Hand) -> None:
+def test_a_request_for_labels_that_are_on_no_node_can_never_fit(hand: Hand) -> None:
     green = Demand(gpus=1, where=(Requirement("zone", "In", ("green",)),))
     (no,) = answers(hand.ask(ask("r", green, 60.0)))
     assert (no.code, no.details["misfits"]) == (Code.NEVER_FITS, {"labels": 2})

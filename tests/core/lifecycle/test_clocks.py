@@ -1,4 +1,4 @@
-"""After a stall or a change of the calendar, leases keep their time, reservations their date."""
+"""After a stall or a clock change, leases have enough time left, and reservations their date."""
 
 from typing import Any
 
@@ -138,10 +138,10 @@ def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
 
 @pytest.mark.parametrize("ttl", [3.0, 6.0, 7.9])
 @pytest.mark.parametrize("wait", [8.0, 8.1, 9.0, 12.0, 500.0])
-def test_a_waiter_waits_longer_than_the_leases_before_it(
+def test_after_a_stall_a_waiter_waits_longer_than_the_leases_that_it_needs(
     hand: Hand, ttl: float, wait: float
 ) -> None:
-    """The lease ran out during the stall, the waiter at the same time or later."""
+    """The leases expire during the stall; the waiter's limit is at the same time or later."""
     for number in range(3):
         terms = {"ttl_seconds": ttl + number / 100}
         hand.grant(ask(f"lease {number}", ONE, terms=terms), place(f"n00{number}", "0"))
@@ -158,7 +158,7 @@ def test_a_waiter_waits_longer_than_the_leases_before_it(
     assert consultation.ask.id == "waiter"
 
 
-def test_a_waiter_with_a_shorter_limit_gets_only_the_grace(hand: Hand) -> None:
+def test_a_waiter_whose_limit_precedes_the_end_of_leases_gets_only_the_grace(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 7.0}), place("n000", "0"))
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=6.0))
     stand_still(hand, 8.0)
@@ -228,7 +228,7 @@ def test_setting_the_clock_changes_no_remaining_time(hand: Hand, seconds: float)
     check(hand.allocator.state)
 
 
-def test_an_undecided_request_keeps_its_wait_limit(hand: Hand) -> None:
+def test_a_clock_change_shifts_the_arrival_of_an_undecided_request(hand: Hand) -> None:
     turn = hand.ask(ask("asked", ONE, wait=50.0))
     hand.grant(ask("other", Demand(gpus=1)), place("n000", "0"))
     set_clock(hand, -HOURS)
@@ -249,7 +249,7 @@ def test_reservations_keep_their_calendar_time_after_a_clock_change(hand: Hand) 
     assert hand.ask(ask("other", ONE)).effects[0].reserved == (place_of,)  # type: ignore[union-attr]  # A consultation.
 
 
-def test_a_reservation_in_skipped_hours_begins_now(hand: Hand) -> None:
+def test_a_reservation_in_hours_that_the_calendar_skipped_begins_at_once(hand: Hand) -> None:
     skipped = reserve(hand, 60.0, HOURS + 600.0, lapse=90.0)
     gone = reserve(hand, 60.0, 600.0)
     begun = reserve(hand, 0.0, 2 * HOURS, lapse=50.0)
@@ -297,7 +297,7 @@ def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> No
     assert refusal.code is Code.NO_CAPACITY
 
 
-def test_a_waiter_whose_limit_passed_during_a_stall_is_told_of_its_grace(hand: Hand) -> None:
+def test_a_stall_extends_the_wait_of_a_waiter_whose_limit_passed(hand: Hand) -> None:
     hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
     hand.see(nodes(4, 1))
     hand.grant(ask("lease", ONE), place("n000", "0"))

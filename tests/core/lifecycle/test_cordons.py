@@ -67,7 +67,7 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
     assert offered_nodes(hand) == ["n000", "n001"]
 
 
-def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
+def test_a_cordon_of_a_cluster_holds_for_nodes_that_are_added_later(hand: Hand) -> None:
     cordon(hand, "cordon")
     hand.see(nodes(3, 1))
     assert offered_nodes(hand) == []
@@ -139,7 +139,7 @@ def test_without_a_deadline_a_drain_waits_for_the_release_of_a_lease(hand: Hand)
     assert offered_nodes(hand) == ["n001"]
 
 
-def test_the_error_names_an_unknown_node_or_cluster(hand: Hand) -> None:
+def test_a_cordon_of_an_unknown_node_or_cluster_is_refused(hand: Hand) -> None:
     (refusal,) = answers(cordon(hand, "cordon", "n009"))
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "node")
     assert "did you mean n00" in refusal.reason

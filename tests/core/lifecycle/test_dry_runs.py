@@ -40,14 +40,14 @@ def test_a_dry_run_of_release_lists_requests_served_next(hand: Hand) -> None:
     }
 
 
-def test_a_gang_is_served_when_several_leases_end(hand: Hand) -> None:
+def test_a_dry_run_of_several_releases_lists_the_gang_that_would_be_served(hand: Hand) -> None:
     hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
     assert freed_by_release(hand, "on n000")["then_fit"] == []
     both = freed_by_release(hand, "on n000", beside=(RequestId("on n001"), RequestId("nothing")))
     assert both["then_fit"] == ["gang"]
 
 
-def test_requests_of_other_tenants_are_only_counted(hand: Hand) -> None:
+def test_a_dry_run_only_counts_requests_of_other_tenants(hand: Hand) -> None:
     hand.ask(ask("theirs", Demand(gpus=1), wait=500, tenant=Tenant("bob")))
     reply = freed_by_release(hand, "on n000")
     assert (reply["then_fit"], reply["then_fit_others"]) == ([], 1)

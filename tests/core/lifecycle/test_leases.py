@@ -54,7 +54,7 @@ def crowd(*names: str) -> Hand:
     return hand
 
 
-def test_of_leases_that_failed_on_one_node_the_oldest_starts_first() -> None:
+def test_the_oldest_of_several_failed_leases_starts_first() -> None:
     hand = crowd("old", "young")
     waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
     hand.ask(waiter)
@@ -70,7 +70,7 @@ def test_of_leases_that_failed_on_one_node_the_oldest_starts_first() -> None:
     check(hand.allocator.state)
 
 
-def test_the_size_of_a_queued_leases_request_counts_until_it_leaves() -> None:
+def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
@@ -86,7 +86,7 @@ def test_the_size_of_a_queued_leases_request_counts_until_it_leaves() -> None:
     assert state.ended[RequestId("r")].ask is None
 
 
-def test_a_policy_that_fails_without_a_reserved_node_gets_all_nodes() -> None:
+def test_a_policy_that_fails_without_the_avoided_node_is_consulted_with_all_nodes() -> None:
     hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -102,7 +102,7 @@ def test_a_policy_that_fails_without_a_reserved_node_gets_all_nodes() -> None:
     assert ended.reason == "attempt 1 of 3 failed: no image; then: KeyError: 'n000'"
 
 
-def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
+def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> None:
     hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
@@ -113,7 +113,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
 
-def test_an_idempotency_key_finds_its_lease_in_the_queue_and_after_the_queue() -> None:
+def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
@@ -255,7 +255,7 @@ def fail_consultation(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) 
 
 
 @pytest.mark.parametrize("code", sorted(PASSING))
-def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
+def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -272,7 +272,7 @@ def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_policy_that_never_answers_ends_a_queued_lease_in_time_despite_restarts(
+def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
     others: int,
 ) -> None:
     hand = at_once()

@@ -84,7 +84,7 @@ def test_no_lease_is_preempted_if_the_request_would_still_not_fit(hand: Hand) ->
 
 
 @pytest.mark.parametrize("priority", [0, -1])
-def test_only_a_higher_priority_preempts(hand: Hand, priority: int) -> None:
+def test_only_a_request_of_higher_priority_preempts_leases(hand: Hand, priority: int) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3")
     need(hand, 4, priority)
@@ -108,7 +108,7 @@ def test_a_preempted_workload_ends_and_may_be_requeued(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_a_victim_of_preemption_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
+def test_a_preempted_lease_gets_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
     lease = hold(
         hand, "a", "n000", "0", "1", "2", "3", runtime_seconds_min=20.0, notice_seconds=5.0
     )
@@ -125,7 +125,7 @@ def test_a_victim_of_preemption_has_its_notice_and_its_minimum_runtime(hand: Han
     assert consults(hand.step(Tick())) == ["needs"]
 
 
-def test_a_victim_of_preemption_is_spared_when_the_request_leaves_the_queue(hand: Hand) -> None:
+def test_a_lease_under_notice_is_spared_when_the_request_leaves_the_queue(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
@@ -138,7 +138,7 @@ def test_a_victim_of_preemption_is_spared_when_the_request_leaves_the_queue(hand
     assert hand.allocator.next_deadline() == lease.expires_at
 
 
-def test_a_victim_of_preemption_is_spared_if_the_request_would_still_not_fit(hand: Hand) -> None:
+def test_a_lease_under_notice_is_spared_if_the_request_would_still_not_fit(hand: Hand) -> None:
     hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
@@ -161,7 +161,7 @@ def test_no_lease_is_preempted_after_the_request_gave_up(hand: Hand) -> None:
     assert notices(hand) == []
 
 
-def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
+def test_a_lease_of_several_nodes_is_preempted_as_a_whole(hand: Hand) -> None:
     gang = Demand(gpus=4, nodes=2)
     wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
     hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)

@@ -40,7 +40,7 @@ def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
     assert [each.reason for each in facts if isinstance(each, Ending)] == [EVICTED]
 
 
-def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
+def test_warm_leases_end_one_by_one_until_the_policy_finds_a_placement() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     warm_spec = Provision("memory", keep_warm_seconds=60.0)

@@ -56,7 +56,7 @@ def test_a_waiting_request_with_alternatives_is_tried_with_the_preferred_demand_
     assert consulted_demand(turn) == EIGHT, "the largest alternative first"
 
 
-def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
+def test_a_waiter_is_woken_if_only_a_small_alternative_fits(hand):
     for number in range(4):
         gpus = [str(2 * number), str(2 * number + 1)]
         hand.grant(ask(f"l{number}", TWO), place("n000", *gpus))
@@ -78,7 +78,7 @@ def test_after_a_decline_the_next_alternative_is_tried(hand):
     assert refusal.code is Code.POLICY_DECLINED
 
 
-def test_the_verdict_is_never_if_no_alternative_can_fit(hand):
+def test_a_request_gets_the_verdict_never_if_no_alternative_can_ever_fit(hand):
     (refusal,) = answers(hand.ask(elastic("a", Demand(gpus=16), Demand(gpus=9), wait=50)))
     assert refusal.code is Code.NEVER_FITS
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))

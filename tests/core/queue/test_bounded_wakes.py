@@ -36,7 +36,7 @@ def hand() -> Hand:
 
 
 def full() -> Hand:
-    """Return an allocator with three racks of two nodes, whose two pairs of GPUs are all held."""
+    """Return an allocator with three racks of two nodes; all four GPUs of each node are held."""
     hand = Hand()
     gpus = tuple(Gpu(str(n), "A100", 80, link_group=f"l{n // 2}") for n in range(4))
     nodes = [

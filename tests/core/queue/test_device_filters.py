@@ -43,7 +43,7 @@ def shape(draw: Random) -> Shape:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_nodes_filter_results_are_computed_once(seed: int) -> None:
+def test_the_results_of_device_filters_are_computed_once_for_each_node(seed: int) -> None:
     draw, state, used = Random(seed), State(), list[Shape]()
     filters = DeviceFilters(state)
     for name in "cd":

@@ -36,13 +36,13 @@ def test_a_later_request_does_not_get_the_nodes_of_a_consulted_waiter(hand: Hand
     assert not hand.allocator.state.waiting
 
 
-def test_a_declined_lone_waiter_is_consulted_again_when_room_grows(hand: Hand) -> None:
+def test_the_policy_of_a_declined_lone_waiter_is_consulted_when_room_grows(hand: Hand) -> None:
     hand.propose(release(hand, "old-0"), None)
     assert list(hand.allocator.state.waiting) == ["large"]
     assert consults(release(hand, "old-1")) == ["large"]
 
 
-def test_a_request_that_came_meanwhile_has_the_nodes_once_the_waiter_leaves(hand: Hand) -> None:
+def test_a_later_request_gets_the_nodes_once_the_consulted_waiter_leaves(hand: Hand) -> None:
     woken = release(hand, "old-0")
     assert consults(hand.ask(ask("next", WHOLE, wait=100.0, inputs={"own": 1}))) == []
     hand.propose(woken, place("n000", *"0123"))

@@ -48,7 +48,7 @@ def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
     assert queue.positions([RequestId("unknown")]) == {}
 
 
-def test_the_first_waiters_are_the_head_of_the_order_of_all_waiters(hand: Hand) -> None:
+def test_a_short_list_of_waiters_begins_like_the_list_of_all_waiters(hand: Hand) -> None:
     queue = hand.allocator.requests.queue
     every = [each.ask.id for each in queue.in_turn(1000)]
     assert sorted(every) == sorted(waiters(hand))

@@ -1,4 +1,4 @@
-"""A waiter that was overtaken a limited number of times is first in its priority."""
+"""A waiter is overtaken a limited number of times; after these, it is first in its priority."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place
@@ -82,7 +82,7 @@ def test_a_waiter_that_could_not_use_the_place_does_not_count_as_overtaken(hand:
     assert granted.overtakes is None
 
 
-def test_an_older_request_does_not_overtake(hand: Hand) -> None:
+def test_a_grant_to_the_older_of_two_requests_overtakes_no_waiter(hand: Hand) -> None:
     ((_, reserved),) = hand.allocator.requests.queue.reservation
     hand.now += 1.0
     hand.ask(ask("cay-1", WHOLE, wait=1000.0, tenant="cay"))

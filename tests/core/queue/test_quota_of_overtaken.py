@@ -75,13 +75,13 @@ def test_unreserved_quota_can_still_be_used(hand: Hand) -> None:
     assert consults(hand.ask(ask("two", Demand(gpus=2)))) == []
 
 
-def test_a_higher_priority_ignores_reserved_quota(hand: Hand) -> None:
+def test_a_request_of_higher_priority_may_use_reserved_quota(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     assert come(hand, "urgent", "3", terms={"priority": 1}) == [None]
 
 
-def test_other_tenants_ignore_reserved_quota(hand: Hand) -> None:
+def test_reserved_quota_does_not_limit_other_tenants(hand: Hand) -> None:
     pass_by(hand, TIMES)
     assert come(hand, "bob", "7", tenant="bob") == [None]
 
@@ -94,7 +94,7 @@ def test_a_waiter_is_served_when_a_reservation_of_nodes_ends(hand: Hand) -> None
     assert consults(turn) == ["waits"]
 
 
-def test_a_request_without_demand_is_consulted_again(hand: Hand) -> None:
+def test_the_policy_of_a_request_without_resources_is_consulted_again(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     turn = hand.ask(ask("unsaid", None, wait=1000.0))
@@ -126,7 +126,7 @@ def test_the_server_reserves_the_quota_of_a_project_for_its_overtaken_request(ha
     assert come(hand, "day", "7", terms={"project": "day"}) == [None]
 
 
-def test_of_two_overtaken_requests_the_earlier_request_is_served_first(hand: Hand) -> None:
+def test_the_earlier_of_two_overtaken_requests_is_served_first(hand: Hand) -> None:
     hand.now += 1.0
     hand.ask(ask("second", Demand(gpus=3), wait=1000.0))
     pass_by(hand, TIMES)
@@ -140,8 +140,8 @@ def test_of_two_overtaken_requests_the_earlier_request_is_served_first(hand: Han
     assert leave(hand, "large") == ["second"]
 
 
-def test_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
-    """`why` names the resources also after a restart, which forgets all news."""
+def test_the_answer_to_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
+    """`why` gives the same answer after a restart, which restores only the facts."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))
     again.allocator.replay(hand.facts)

@@ -76,7 +76,7 @@ def test_a_refusal_by_quota_has_the_used_and_the_borrowed_amounts(hand: Hand) ->
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
 
-def test_no_nodes_are_reserved_for_a_request_over_its_quota_which_is_served_later(
+def test_no_nodes_are_reserved_for_a_waiter_that_exceeds_its_quota(
     hand: Hand,
 ) -> None:
     allow(hand, "ann", gpus(1))
@@ -97,7 +97,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_the_policy_of_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
+def test_a_policy_is_consulted_again_if_the_quota_filled_while_it_decided(hand: Hand) -> None:
     """The capacity that grew is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
@@ -117,7 +117,7 @@ def test_the_policy_of_a_request_is_consulted_again_after_its_quota_filled(hand:
     assert consults(release(hand, "a")) == ["waits"]
 
 
-def test_a_changed_quota_wakes_its_waiters(hand: Hand) -> None:
+def test_a_raised_quota_wakes_the_waiters_that_it_blocked(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     hand.ask(of("ann", "waits", wait=60.0))
@@ -264,7 +264,7 @@ def stop(hand: Hand, name: str) -> Any:
     return hand.step(WorkloadStopped(RequestId(name), fencing))
 
 
-def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) -> None:
+def test_warm_leases_count_toward_the_quota_of_their_tenant(hand: Hand) -> None:
     """A tenant with a quota of two GPUs starts four different workloads of one GPU each."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))
@@ -331,7 +331,7 @@ def test_no_workload_stays_warm_while_its_tenant_waits_for_quota(hand: Hand) -> 
     assert consults(stop(hand, "a")) == ["waits"]
 
 
-def test_warm_borrowed_leases_end_for_another_borrower(hand: Hand) -> None:
+def test_warm_leases_on_borrowed_quota_end_for_another_borrower(hand: Hand) -> None:
     allow(hand, "bob", gpus(2, lend=2))
     for tenant in ("ann", "eve"):
         allow(hand, tenant, gpus(0, borrow=2))

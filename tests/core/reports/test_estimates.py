@@ -1,4 +1,4 @@
-"""Readers of estimates within a short time get one estimate."""
+"""Readers within a short time share one estimate of when waiters are served."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -25,7 +25,7 @@ def rows(hand: Hand) -> dict[str, float | None]:
     return {row["request"]: row["expected_at"] for row in hand.inquire("queue")["waiting"]}
 
 
-def test_readers_within_a_moment_share_one_estimate(hand: Hand) -> None:
+def test_readers_within_a_short_time_share_one_estimate(hand: Hand) -> None:
     assert rows(hand) == {"first": 60, "second": 120}
     hand.step(RenewAsked(hand.to(), RequestId("a"), "token of a", 97.0))
     hand.now += SHARED_SECONDS / 2
@@ -34,7 +34,7 @@ def test_readers_within_a_moment_share_one_estimate(hand: Hand) -> None:
     assert rows(hand) == {"first": 100, "second": 160}
 
 
-def test_a_newer_waiter_has_an_estimate_at_once(hand: Hand) -> None:
+def test_a_waiter_newer_than_the_shared_estimate_gets_a_new_one(hand: Hand) -> None:
     rows(hand)
     hand.now += SHARED_SECONDS / 4
     hand.ask(ask("third", Demand(gpus=1), wait=500))

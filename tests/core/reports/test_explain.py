@@ -1,4 +1,4 @@
-"""Tests of the rows of the listings of fleet, leases, queue and decisions."""
+"""Tests of the rows in lists of clusters, leases, waiters and decisions."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain

@@ -89,7 +89,7 @@ def hand_of(facts: list[Fact]) -> Allocator:
     return allocator
 
 
-def test_a_waiter_blocked_by_a_reservation_is_estimated_after_it(hand: Hand) -> None:
+def test_a_waiter_blocked_by_a_reservation_is_expected_to_start_after_its_end(hand: Hand) -> None:
     bob = Tenant("bob")
     request = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
     hand.step(request)
@@ -130,7 +130,7 @@ def test_a_forecast_changes_nothing_and_its_work_is_limited(hand: Hand) -> None:
     assert (state.fleet.gpu_free == before).all()
 
 
-def test_why_names_the_leases_to_wait_for(hand: Hand) -> None:
+def test_the_answer_to_why_names_the_leases_that_a_waiter_waits_for(hand: Hand) -> None:
     hand.now = 1.0
     hand.ask(ask("own", Demand(gpus=1), wait=500))
     hand.ask(ask("other", Demand(gpus=1), tenant="bob", wait=500))

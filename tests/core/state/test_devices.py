@@ -50,7 +50,7 @@ def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
 
-def test_leases_follow_their_gpus_when_an_earlier_gpu_is_lost():
+def test_a_lease_keeps_its_gpu_when_a_gpu_with_a_lower_index_is_lost():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")
@@ -102,7 +102,7 @@ def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
-def test_a_new_device_at_a_lost_index_stays_with_the_lease():
+def test_a_held_device_that_was_lost_and_returns_still_belongs_to_its_lease():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "lost", "1")
@@ -156,7 +156,7 @@ def test_a_replaced_gpu_does_not_belong_to_the_lease():
     assert free(hand) == {"0": 0, "1": 0}
 
 
-def test_a_node_that_returns_changed_still_has_its_leases():
+def test_a_node_that_returns_with_reordered_gpus_still_has_its_leases():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")

@@ -37,7 +37,7 @@ def test_a_long_lease_is_compared_with_leases_of_at_least_its_age(lease: Lease) 
     assert found.of_lease(lease, 100.0) == pytest.approx(1000.0, rel=0.2)
 
 
-def test_estimates_use_a_tenants_own_durations_or_else_all(lease: Lease) -> None:
+def test_estimates_use_a_tenants_own_durations_or_else_those_of_all_tenants(lease: Lease) -> None:
     found = learn(lease, 10.0)
     other, third = (replace(lease, tenant=Tenant(name)) for name in ("other", "third"))
     for _ in range(3 * ENOUGH):

@@ -48,7 +48,7 @@ def test_the_second_node_of_one_machine_has_no_capacity() -> None:
     check(hand.allocator.state)
 
 
-def test_of_two_nodes_of_a_cluster_on_one_machine_only_one_has_capacity() -> None:
+def test_only_one_of_two_nodes_on_one_machine_has_capacity() -> None:
     hand = Hand()
     hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
     assert twins(hand) == {"a/n001": "a/n000"}

@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant("wakes no request when a lease ends", "LeaseLifecycle.end",
         Drop("self._turn.wakes = True"), "at rest, no waiter has room", 3),
     Mutant("wakes the lowest priority first", "Ranking._precedence",
-        Replace("-X", "X"), "before an equal one of higher priority|every world comes to rest", 1),
+        Replace("-X", "X"), "before an equal one of higher priority|a world must come to rest", 1),
     Mutant("reserves no nodes for the head of the queue", "Exclusions.nodes",
         Replace("(*_, *X)", "X"), "no lower-ranking lease gets the head's reserved nodes", 0),
     Mutant("blames a policy for a change of the inventory", "Requests._judge",

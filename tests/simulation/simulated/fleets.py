@@ -36,7 +36,7 @@ WHERE: list[tuple[Requirement, ...]] = [
     (Requirement("zone", "Exists"), Requirement("spot", "DoesNotExist")),
     (Requirement("moorage/node", "NotIn", ("node-1",)),),
 ]
-"""Requirements of demands for labels."""
+"""Label requirements that demands may have."""
 
 
 def gpu(rng: Random, number: int, of: int, model: str) -> Gpu:
@@ -68,7 +68,7 @@ def cluster(rng: Random, name: str) -> Cluster:
 
 
 def change_hardware(rng: Random, before: Cluster) -> Cluster:
-    """The same cluster after a change of its hardware."""
+    """Return the cluster after a random change of its hardware."""
     nodes = [each for each in before.nodes if rng.random() < 0.7]
     if nodes and rng.random() < 0.5:
         one = rng.randrange(len(nodes))
@@ -83,12 +83,12 @@ def change_hardware(rng: Random, before: Cluster) -> Cluster:
 
 
 def change_labels(rng: Random, one: Cluster) -> Cluster:
-    """The same cluster with labels of its nodes."""
+    """Return the cluster with random labels on its nodes."""
     return replace(one, nodes=tuple(replace(each, labels=rng.choice(LABELS)) for each in one.nodes))
 
 
 def change_zones(rng: Random, one: Cluster) -> Cluster:
-    """The same cluster with zones of its nodes."""
+    """Return the cluster with its nodes in random zones."""
     zones = ["", "zone-0", "zone-0", "zone-1"]
     return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))
 
@@ -108,7 +108,7 @@ def _with_gpus(one: Node, pairs: list[GpuOnNode]) -> Node:
 
 
 def with_uuids(one: Cluster, numbers: Iterator[int]) -> Cluster:
-    """The same cluster, in which each device has a UUID."""
+    """Return the cluster with a UUID for each device."""
     return replace(
         one,
         nodes=tuple(

@@ -224,7 +224,7 @@ class Model:
     def shut_to(
         self, ask: Ask, need: Demand | None, until: float, now: float
     ) -> set[tuple[str, str]]:
-        """Return the nodes whose reservations by others leave too little for a lease until then."""
+        """Return the nodes where other tenants' reservations leave too little for a lease."""
         shut = self._whole(until, ask)
         empty = Model(clusters=self.clusters)
         for pair in self.partly - shut if need is not None else ():
@@ -254,7 +254,7 @@ class Model:
         }
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
-        """Return the other leases of a group that exclude a node."""
+        """Return the leases of the same group that exclude a node for `ask`."""
         found = []
         one = ask.terms.anti_affinity if ask.terms is not None else None
         for name, lease in self.leases.items():

@@ -1,4 +1,4 @@
-"""Policies that behave well or badly. Each gets a consultation, and returns the cell's answer."""
+"""Policies that behave well or badly. Each gets a consultation, and returns the answer to it."""
 
 from collections.abc import Callable
 from random import Random
@@ -32,7 +32,7 @@ def hidden_demand(ask: Ask) -> Demand:
 
 
 def honest(rng: Random, fleet: Fleet, consult: Consult) -> Any:
-    """First fit, as every shipped policy does it."""
+    """Proposes the first nodes that fit, as many shipped policies do."""
     view = view_of(fleet, consult)
     demand = view.demand or hidden_demand(consult.ask)
     scores = np.where(view.feasible(demand), -np.arange(len(view)), -np.inf)

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from simulated.world import World
 
 INSTANT = 0.001
-"""Seconds by which two different deadlines differ at least."""
+"""Least number of seconds between two different deadlines."""
 
 
 class Witness:
@@ -101,7 +101,7 @@ class Witness:
         self.requeued: set[str] = set()
         self.over: set[str] = set()
         self.scanned = 0
-        """Number of the ledger's facts from which the three values above are computed."""
+        """Number of facts in the ledger that `_scan` has recorded."""
         self.consultations = Counter[str]()
         self.turns = 0
 
@@ -229,7 +229,7 @@ class Witness:
         return self.world.allocator.requests.queue._lines.values()
 
     def _overtaking(self, fact: Granted, event: Event) -> None:
-        """Each overtaking is counted, on the oldest waiter that was overtaken."""
+        """Check that each grant that overtakes waiters names the oldest of these waiters."""
         model, lease = self.model, fact.lease
         before = model.waiting.get(lease.id)
         since = before.at if before is not None else lease.asked_at
@@ -296,7 +296,7 @@ class Witness:
         return sorted(names, key=lambda name: (-waiting[name].ask.priority, waiting[name].at))
 
     def _is_like(self, ask: Ask, name: str) -> bool:
-        """Return whether an ask equals the named one, and was itself overtaken too often."""
+        """Return whether `ask` equals the request `name`, and was itself overtaken too often."""
         if name == ask.id or ask.id not in self.model.waiting or not self._overdue(ask.id):
             return name == ask.id
         other = self.model.waiting[name].ask
@@ -307,7 +307,7 @@ class Witness:
         return isinstance(fact, Preempted) and fact.lease not in self.model.notices
 
     def _not_in_vain(self, new: list[Preempted]) -> None:
-        """Each notified lease makes room, and no other lease is notified.
+        """Check that leases get notice only if all of them are needed to make room.
 
         Args:
             new: The notices of one turn, before the model has them.
@@ -478,7 +478,7 @@ class Witness:
             )
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
-        """No request of lower priority is served while an equal one of higher priority sleeps."""
+        """Check that no request takes the turn or the reserved nodes of a higher-ranking waiter."""
         closed, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
@@ -938,7 +938,7 @@ class Witness:
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """Return the sum of both amounts for each resource that the first one needs."""
+    """Return the sum of both amounts for each resource in `wanted`; 0 where `wanted` has 0."""
     return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 

@@ -92,7 +92,7 @@ LABELLED = 1_000_000
 ELASTIC = 2_000_000
 """From this seed on, requests have alternatives, and nodes have no labels."""
 AGREED = 3_000_000
-"""From this seed on, requests accept shorter leases; all worlds reserve, none has alternatives."""
+"""From this seed on, requests accept shorter leases, and each world has reservations."""
 APART = 4_000_000
 """From this seed on, gangs require zones, and leases have anti-affinity."""
 OVERTAKING = 5_000_000
@@ -121,7 +121,7 @@ class World:
         self.orderly = rng.random() < 0.3
         self.sandbox = Random(f"sandbox {seed}")
         self.operator = Random(f"operator {seed}")
-        """Only some worlds have an operator; its random numbers do not change the others."""
+        """Random numbers of the operator, whom only some worlds have."""
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
@@ -328,7 +328,7 @@ class World:
             self.inbox.append(event)  # A duplicate.
 
     def crash(self) -> None:
-        """Crash; the facts being written may be durable, and some of their effects may be out."""
+        """Crash. The facts being written may be durable, and some of their effects delivered."""
         if self.writing and self.rng.random() < 0.5:
             self.ledger += [fact for turn in self.writing for fact in turn.facts]
             self.let_go(self.writing[: self.rng.randint(0, len(self.writing))])
@@ -404,7 +404,7 @@ class World:
         return Asked(to, ask)
 
     def _with_alternatives(self, ask: Ask, demand: Demand) -> Ask:
-        """Accept half as many GPUs as an alternative, and sometimes another demand."""
+        """Add alternatives to a request: half the GPUs, and sometimes another demand."""
         less = [replace(demand, gpus=demand.gpus // 2)] if demand.gpus > 1 else []
         others = [self.choosing.choice(self.demands) for _ in range(self.choosing.randint(0, 2))]
         some = tuple(dict.fromkeys((demand, *less, *others)))
@@ -537,7 +537,7 @@ class World:
             self.step(ClusterSeen(self._label(fleets.change_hardware(self.rng, clusters[name]))))
 
     def hear(self) -> None:
-        """Step one of the pending events."""
+        """Pass one of the pending events to the allocator."""
         if self.inbox:
             place = 0 if self.orderly else self.rng.randrange(len(self.inbox))
             event = self.inbox.pop(place)
@@ -548,7 +548,7 @@ class World:
             self.step(event)
 
     def engine(self) -> None:
-        """End a workload by itself, or deliver a late stop."""
+        """Report that a workload ended by itself, or that its backend stopped it late."""
         if running := sorted(self.engines.keys() & self.ordered):
             name = self.rng.choice(running)
             chance = self.rng.random()
@@ -643,7 +643,7 @@ class World:
             else:
                 self.witness.end()
                 return
-        raise LawBroken("every world comes to rest")
+        raise LawBroken("a world must come to rest")
 
 
 def run(seed: int, events: int, kind: type[World] = World) -> World:

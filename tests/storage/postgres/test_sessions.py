@@ -60,7 +60,7 @@ def test_the_server_overrides_a_roles_settings(postgres, address: str, setting: 
         assert session.execute(f"SHOW {setting}").fetchone() == (wanted,)
 
 
-def test_two_servers_may_prepare_an_empty_database_at_the_same_time(postgres):
+def test_two_servers_can_prepare_an_empty_database_at_the_same_time(postgres):
     """Commands such as `token create` also create the tables, without being the writer."""
     for _ in range(5):
         address = postgres.database()
@@ -80,7 +80,7 @@ def test_two_servers_may_prepare_an_empty_database_at_the_same_time(postgres):
             ] * 6
 
 
-def test_tokens_are_read_again_after_their_session_was_ended(postgres, address: str):
+def test_tokens_can_be_read_after_their_database_session_was_ended(postgres, address: str):
     tokens = PostgresStorage(address).tokens()
     row = TokenRow("ci", "0" * 64, "viewer", "ann", 1.0, None, None)
     tokens.insert(row)

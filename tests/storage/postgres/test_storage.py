@@ -51,7 +51,7 @@ def address(postgres) -> str:
     return postgres.database()
 
 
-def test_a_killed_server_admits_the_next_one(address: str):
+def test_the_next_server_can_open_the_ledger_of_a_killed_server(address: str):
     command = [sys.executable, "-c", HOLDER, address]
     facts = PostgresStorage(address).facts()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -41,7 +41,7 @@ def test_the_lock_of_a_folder_ends_with_the_process_that_holds_it(tmp_path: Path
     WriterLock(path).acquire()
 
 
-def test_a_holder_of_the_lock_without_a_name_in_the_file_is_reported_as_another_process(
+def test_a_lock_holder_that_the_file_does_not_name_is_another_process(
     tmp_path: Path,
 ):
     path = tmp_path / "ledger.sqlite"

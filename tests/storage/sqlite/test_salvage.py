@@ -45,7 +45,7 @@ def damage(path: Path, at: int, count: int = 1) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("place", ["salts", "page", "body", "sum", "header"])
-def test_a_damaged_frame_of_the_write_ahead_log_costs_no_later_frame(
+def test_frames_after_a_damaged_frame_of_the_write_ahead_log_are_read(
     tmp_path: Path, place: str, rounds: int
 ):
     path = write_and_kill(tmp_path, rounds=rounds)

@@ -1,6 +1,6 @@
 """Anti-affinity: finds the nodes that a request may not use because leases of its group are near.
 
-`queue.exclusions` adds these nodes to the nodes that others reserve, and the leases to refusals.
+`queue.exclusions` excludes these nodes, and lists the leases in refusals.
 """
 
 from collections.abc import Iterator

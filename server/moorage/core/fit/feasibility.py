@@ -26,7 +26,7 @@ CLASSES_MAX: Final = 4_096
 MODELS_TOLD_MAX: Final = 20
 """Most GPU models that a refusal lists."""
 _LIKENESS: Final = 0.9
-"""Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
+"""Least similarity, 0 to 1, at which an unknown GPU model is taken for a misspelled known one."""
 TALLIES_BYTES_MAX: Final = 16 << 20
 """Maximum bytes of the cached reasons for refusals; more bytes empty the cache."""
 
@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last verdict on a class: a node that fits (`row`), or no node as of `gains`."""
+    """The last verdict on a class: the row of a node that fits; None: none fits as of `gains`."""
 
     layout: int
     row: int | None
@@ -186,7 +186,7 @@ class Feasibility:
         return refusals.no_capacity(why, details)
 
     def _rows_held_elsewhere(self, demand: Demand, reasons: npt.NDArray[np.int8]) -> list[int]:
-        """Return rows that can hold `demand` once the leases of their machine's old name end."""
+        """Return rows that could hold `demand` once the leases under a node's old name end."""
         fleet, later = self._state.fleet, Fleet()
         for cluster in self._state.clusters_held_elsewhere():
             later.put(cluster)
@@ -217,7 +217,7 @@ class Feasibility:
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
 
     def reasons(self, demand: Demand, candidates: Candidates) -> JsonObject:
-        """Return the number of nodes per reason, to explain a request that was granted."""
+        """Return the numbers of fitting nodes, and of other nodes by reason, to explain a grant."""
         nodes, counts = _counts(self._tally(demand, candidates))
         fitting = nodes - sum(counts.values())
         return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}
@@ -263,7 +263,7 @@ class Feasibility:
             fleet: The fleet once the leases that make room have ended; None: the present fleet.
             excluded: Nodes that the waiter may not get.
 
-        Nodes that could take the demand when empty: first those where it fits now, then those with
+        They could take the demand when empty: first the nodes where it fits now, then those with
         the most free capacity. Other requests get only the other nodes, so small requests do not
         starve a large waiter. For a gang that wants one rack or zone, all nodes are in one.
         """
@@ -283,7 +283,7 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first rows that form a gang, in one rack or zone if the demand wants that."""
+        """Return the first of these rows that form a gang, in one rack or zone if demanded."""
         together = gang_groups(self._state.fleet, demand)
         if together is not None:
             return _first_group(rows, together[rows].tolist(), demand.nodes)
@@ -318,7 +318,7 @@ class Feasibility:
 
 
 def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
-    """Return the number of candidate nodes, and the number of nodes that fail per reason."""
+    """Return the number of candidate nodes, and for each reason the number of unfit nodes."""
     counts = tally.counts.tolist()
     by_name = {misfit.name.lower(): counts[misfit] for misfit in Misfit if misfit}
     nodes = sum(counts[:_ELSEWHERE])
@@ -326,7 +326,7 @@ def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
 
 
 def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
-    """Return the rows of the first rack or zone with enough nodes, in ranking order; [] if none."""
+    """Return rows of the first rack or zone with enough nodes, in the given order; [] if none."""
     groups: dict[int, list[int]] = {}
     for row, number in zip(rows, of, strict=True):
         group = groups.setdefault(number, [])
@@ -352,7 +352,6 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int,
 
 
 def _part(count: int, text: str) -> str:
-    """Return the shortage of `count` nodes in words, singular or plural."""
     return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 

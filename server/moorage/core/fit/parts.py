@@ -20,8 +20,8 @@ def with_reasons(
 
     Args:
         ask: The request.
-        value: The policy's value; only lists for several requests, of which one can be granted,
-            are changed.
+        value: The policy's value; returned unchanged if it is no list of parts, or if no part can
+            be granted.
         fleet: The fleet as it is now.
         clusters: The inventory.
     """

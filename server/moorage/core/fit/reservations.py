@@ -32,7 +32,7 @@ RESERVATIONS_MAX: Final = 1_000
 NODES_MAX: Final = 1_000
 """Maximum reserved nodes at one time, counted once per reservation; more are refused."""
 NAMED_MAX: Final = 20
-"""Maximum leases, and reservations, that a refusal lists as obstacles."""
+"""Maximum leases that a refusal lists as obstacles; also the maximum reservations."""
 
 
 class AdvanceReservations:
@@ -100,7 +100,7 @@ class AdvanceReservations:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
 
     def follow_clock(self, seconds: float) -> None:
-        """Update reservations after `ClockMoved`; their calendar hours do not change."""
+        """After `ClockMoved`, update which reservations have begun, and when unused ones lapse."""
         now = self._turn.now
         before = now - seconds
         for each in list(self._state.reserved.by_id.values()):
@@ -136,7 +136,7 @@ class AdvanceReservations:
         return None if known else refusals.no_cluster()
 
     def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
-        """Return the smallest nodes that can take the demand then, and the parts to reserve."""
+        """Return the smallest nodes that fit a demand at `starts_at`, and the parts to reserve."""
         state, demand, where = self._state, event.demand, event.candidates
         lasting = [x for x in state.leases.values() if x.expires_at > starts_at and not x.over]
         staying = [(x, state.held_by(x)) for x in lasting if x.tenant != event.tenant]

@@ -29,7 +29,7 @@ def amounts(share: Share) -> Amounts:
 
 
 def shares(place: Place, of: Amounts) -> Iterator[Share]:
-    """Yield shares that together hold the given amounts: one share per size of device part."""
+    """Yield shares that together hold the given amounts: one share per number of device milli."""
     cluster_id, node_id = place
     devices: dict[int, list[str]] = defaultdict(list)
     for (kind, gpu), milli in of.items():
@@ -198,7 +198,7 @@ def _is_of(share: Share, part: Share | None) -> bool:
 
 
 def _fits(share: Share, left: Amounts | None) -> bool:
-    """Return whether a node has room for a share; devices that no longer exist do not count."""
+    """Return whether a node has room for a share; ignore devices that no longer exist."""
     needs = amounts(share).items()
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 
@@ -223,7 +223,7 @@ def _unused_reservations(
 def amounts_reserved_at(
     reservations: Iterable[NodeReservation], place: Place, at: float
 ) -> Amounts:
-    """Return the reserved parts of a node at a moment, by the given partial reservations."""
+    """Return the amounts of a node that the given partial reservations hold at a moment."""
     found = Amounts()
     for each in reservations:
         if each.starts_at <= at < each.ends_at and (part := each.part(place)) is not None:

@@ -40,7 +40,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node per kind of node: tens of kinds stand for a hundred thousand nodes.
+    """An empty sample of each kind of node: tens of samples stand for a hundred thousand nodes.
 
     Args:
         fleet: The fleet; read only.

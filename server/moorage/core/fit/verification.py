@@ -24,7 +24,7 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The fault of a proposal that breaks the request, or names a missing node or device."""
+    """The fault of a proposal that does not meet the request, or names a missing node or device."""
 
     refusal: Refusal
 
@@ -112,7 +112,7 @@ def _one(
 def _judge_advice(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Share | Unsound:
-    """Verify advice without `resources`: check only that its nodes and devices exist."""
+    """Verify a proposal for advice without `resources`: check only that node and devices exist."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:

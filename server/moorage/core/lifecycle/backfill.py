@@ -52,7 +52,7 @@ class Backfill:
         self._preemption = preemption
         self._reserved_at = (-1, 0)
         self._led_at = -1
-        """`queue.changes` when the head was last checked and nodes were reserved for it."""
+        """Value of `queue.changes` when the queue's head was last checked."""
         self._looks = Counter[Tenant]()
         self._spent = frozenset[Tenant]()
 
@@ -62,7 +62,7 @@ class Backfill:
         return bool(self._spent)
 
     def wake(self) -> None:
-        """Consult policies for waiters that may now be served, with backfill behind the head.
+        """Consult policies for the waiters that may now be served, also those behind the head.
 
         At most `LOOKS_MAX` checks are made per tenant and turn, so that no tenant delays others.
         """
@@ -72,7 +72,7 @@ class Backfill:
             pass  # The lines have changed.
 
     def _any_took_over(self) -> bool:
-        """Wake the lines in order; stop and return True if a line took over a warm lease."""
+        """Wake each line of waiters; stop and return True once a line took over a warm lease."""
         queue = self._requests.queue
         grown = self._state.growth.take()
         queue.grew(grown)
@@ -94,7 +94,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines before the head, which cannot wait: no nodes are reserved for them."""
+        """Wake the lines before the head: no nodes are reserved for requests that cannot wait."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._limits, head)
@@ -208,7 +208,7 @@ class Backfill:
         return WakeLimits(self._policies_at_cap(), self._spent)
 
     def _policies_at_cap(self) -> dict[PolicyRef, int]:
-        """Return the policies at their limit of consultations, and the priority blocked there."""
+        """Return the highest blocked priority of each policy at its limit of consultations."""
         capped: dict[PolicyRef, int] = {}
         for policy, consulted in self._requests.undecided.waiters.items():
             ahead = 0

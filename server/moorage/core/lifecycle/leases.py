@@ -91,8 +91,7 @@ class LeaseLifecycle:
         writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
         pause_seconds: Wait of a lease before its second start; the wait doubles before each later
-            start.
-            0: no wait.
+            start. 0: no wait.
     """
 
     def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
@@ -344,7 +343,7 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone deadlines and notices of leases, and the deadlines of their waiters."""
+        """Postpone deadlines and notices of leases, and the deadlines of requests in the queue."""
         state = self._turn.state
         notices = [*_late_notices(state.leases.values(), grace, self._turn.now)]
         moved = [(until, notice.until) for until, notice in notices]

@@ -1,9 +1,9 @@
-"""Ends leases for a waiting request: those of lower priority, or on quota of the request's tenant.
+"""Ends leases for a waiting request: those of lower priority, or on quota that its tenant lent.
 
 Only the head of the queue preempts: nodes are reserved for it, so it gets the capacity that is
-freed. The fewest leases that make it fit get a notice with the request and the reason. The chosen
-leases end when their notice expires, if the head still waits then. The allocator is the only
-caller.
+freed. The fewest leases that must end so that the head fits get a notice, which names the request
+and the reason. They end when the notice expires, if the head still waits then. The allocator is the
+only caller.
 """
 
 from collections import defaultdict
@@ -76,7 +76,7 @@ class Preemption:
 
         Returns:
             The nodes that will have room once these leases end; None if preemption would not help
-            or is not needed, and no lease gets notice.
+            or is not needed: no lease gets notice.
         """
         given, until = self._who_may(ask)
         leases = self._state.leases
@@ -142,7 +142,10 @@ class Preemption:
             self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
-        """Return whether a lease makes room anyway: it ends, is warm, or has a fit notice."""
+        """Return whether a lease makes room anyway: it is ending, warm, or under notice for `ask`.
+
+        A notice for an answered request, or for one of lower priority, counts as one for `ask`.
+        """
         if lease.notice is not None:
             other = self._state.waiting.get(lease.notice.by)
             return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
@@ -226,7 +229,7 @@ class _Attempt:
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
-        """Return the leases to preempt beside those that end anyway; None: none would do."""
+        """Return the leases to preempt beside those that end anyway; None: that is not enough."""
         for lease in coming:
             for share in self._held_by(lease):
                 self._fleet.give(share)

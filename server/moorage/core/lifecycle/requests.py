@@ -44,7 +44,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 WAITING_MAX: Final = 100_000
 """Maximum waiters in the queue; one more request is refused as `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Maximum candidate clusters stored with a decision; with more, `why` lists no nodes later."""
+"""Maximum candidate clusters stored with a decision; with more, `why` lists no nodes."""
 CONSULTS_MAX: Final = 8
 """Consultations for one request before it is refused as `conflict`, or queued if it may wait. A
 waiter's policy is consulted until the deadline, as each conflict means that another request got a
@@ -333,9 +333,9 @@ class Requests:
     def _may_have_missed(self, pending: Pending, exclusions: Exclusions) -> bool:
         """Return whether a request may fit on capacity that its policy did not see.
 
-        During the consultation, capacity was freed; or the policy's cell held capacity back for
-        another proposal that was rejected; or a reservation for another request ended. Waiters are
-        woken instead.
+        During the consultation, capacity was freed, a rejected proposal of the policy gave back its
+        capacity, or a reservation for another request ended. False for a waiter with a queue time:
+        freed capacity wakes it.
         """
         ask = pending.ask
         waits = ask.id in self._state.waiting and self._is_patient(ask)
@@ -403,9 +403,10 @@ class Requests:
     def _wait_or_refuse(
         self, pending: Pending, refusal: Refusal, exclusions: Exclusions, gains: int
     ) -> None:
-        """Refuse a request, or queue it if it may wait; the refusal is valid as of `gains`.
+        """Refuse a request, or queue it if it may wait.
 
         Warm leases are evicted first; a request without a queue time waits until they have ended.
+        The refusal holds while `State.gains` is `gains`.
         """
         if self._tries_next(pending, refusal, exclusions):
             return
@@ -446,7 +447,7 @@ class Requests:
         self._turn.wakes = True  # The nodes reserved for this line may have changed.
 
     def nodes_to_reserve(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
-        """Return the nodes to reserve for a line's first waiter, even during a consultation.
+        """Return the nodes to reserve for a line's first waiter, even during its consultation.
 
         () for a request without a queue time: it waits only for evicted leases, which end soon.
         """
@@ -511,7 +512,7 @@ class Requests:
             self._turn.respond(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
-        """Cancel a request without an answer, named by its id or its idempotency key."""
+        """Cancel a request that has no answer yet, by its id or its idempotency key."""
         request = self._requests.first_with(tenant, name) or name
         waiter, ask = self._state.waiting.get(request), self._requests.find(request)
         if ask is None or ask.tenant != tenant:

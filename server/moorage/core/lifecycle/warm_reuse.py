@@ -101,7 +101,7 @@ class WarmReuse:
         self._turn.wakes = True
 
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
-        """Return the warm lease that `ask` may take over, the last released one first; or None.
+        """Return a warm lease that `ask` may take over, if possible the last released; or None.
 
         The policy once chose this place for an equal request, so it is not consulted again. The
         place is verified like a proposal.
@@ -138,7 +138,10 @@ class WarmReuse:
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """Evict warm leases if that could change a refusal; return what `capacity` returns."""
+        """Evict warm leases if the refusal could then become a grant; return the nodes with room.
+
+        () if these nodes are not known; None if eviction would not help.
+        """
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
@@ -150,7 +153,7 @@ class WarmReuse:
 
         Returns:
             The nodes that will have room once these leases have ended, () if the request names no
-            demand; None if no lease is ended, since that would not help.
+            demand; None if ending warm leases would not help.
         """
         state = self._turn.state
         self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
@@ -333,7 +336,12 @@ class _Attempt:
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
-        """Return the fewest warm leases to end beside `coming`; None: even all are not enough."""
+        """Return the fewest warm leases to end; None: ending all of them would not be enough.
+
+        Args:
+            coming: Leases that end anyway.
+            warm: The warm leases that may be ended.
+        """
         for lease in coming:
             self._free(lease, 1)
         chosen: list[Lease] = []
@@ -362,7 +370,7 @@ class _Attempt:
         return self._feasibility.enough_nodes(self._fits, self._demand)
 
     def _free(self, lease: Lease, sign: int) -> bool:
-        """Free a lease's share, or (`sign` -1) take it; return whether allowed nodes changed."""
+        """Free a lease's share (`sign` 1) or take it (-1); return whether allowed nodes changed."""
         shares = self._held_by(lease)
         found = [self._fleet.row(share.cluster_id, share.node_id) for share in shares]
         rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)

@@ -1,4 +1,4 @@
-"""Caches which devices of a node each waiting demand accepts; each release of a lease reads it.
+"""Caches which devices of a node each waiting demand accepts; used when a lease is released.
 
 A filter is the part of a demand that cannot be compared as a number. The cache holds the answers of
 all filters about a node until the inventory changes, so a release evaluates only new filters.
@@ -17,7 +17,7 @@ from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
 NEWS_MAX: Final = 65_536
-"""Maximum new filters since the oldest cached answer; with more, the cache is emptied."""
+"""Maximum filters added since the oldest cached answer; one more empties the cache."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
 """A filter: GPU models (empty: any), labels of the node, and clusters (None: any)."""
@@ -61,7 +61,7 @@ class DeviceFilters:
         self._layout = -1
 
     def add(self, accepts: DeviceFilter) -> int:
-        """Count one more user of a filter; return its number."""
+        """Count one more user of a filter; return the filter's number."""
         users = self._users[accepts] = self._users.get(accepts, 0) + 1
         if users > 1:
             return self._numbers[accepts]

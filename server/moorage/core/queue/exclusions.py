@@ -31,7 +31,7 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
         by_waiters: Nodes reserved for waiters ahead of the request.
         by_others: Nodes that other tenants reserve before the request's lease would end, and nodes
             too near to leases of the request's group.
-        own: Nodes reserved for waiters on which the request may use its tenant's own reservation.
+        own: The nodes of `by_waiters` where the request may use its tenant's own reservation.
         parts: Parts of other nodes that other tenants reserve before the request's lease would end.
     """
 
@@ -56,7 +56,7 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 NONE = Exclusions()
 
 _Lasting = tuple[Tenant, Demand | None, float, float]
-"""A lease as (tenant, demand, start, end)."""
+"""A planned lease as (tenant, demand, start, end), in seconds since the epoch."""
 
 
 class ExclusionRules:
@@ -105,7 +105,7 @@ class ExclusionRules:
     def find_on_empty(
         self, ask: Ask, by_waiters: Nodes = (), at: float | None = None
     ) -> Exclusions:
-        """Return the exclusions of a request if all leases of the fleet had ended.
+        """Return the exclusions that a request would have if all leases had ended.
 
         Args:
             ask: The request.
@@ -161,8 +161,8 @@ class ExclusionRules:
     def _until(self, ask: Ask, excluded: Nodes, now: float) -> float:
         """Return when a request's lease that begins at `now` would end, in seconds since the epoch.
 
-        A request that accepts a shorter lease gets the shortest if it fits nowhere for the whole
-        time.
+        A request that accepts a shorter lease gets the shortest if it fits nowhere for its full
+        TTL.
         """
         assert ask.terms is not None
         waiter = self._state.waiting.get(ask.id)
@@ -190,7 +190,7 @@ class ExclusionRules:
 
         Args:
             lease: The planned lease.
-            beside: The present fleet without the parts that others reserve; None: an empty fleet.
+            beside: The present fleet without the parts that others reserve; None: ignore leases.
         """
         tenant, demand, now, until = lease
         state, fleet = self._state, self._state.fleet

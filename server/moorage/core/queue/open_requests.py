@@ -20,8 +20,8 @@ from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 PENDING_MAX: Final = 10_000
 """Maximum requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Maximum bytes of JSON of all requests being decided, and also of all waiters; a request beyond
-them is refused as `busy`."""
+"""Maximum bytes of JSON of all requests being decided; the same maximum applies to all waiters. A
+request beyond it is refused as `busy`."""
 
 
 class Pending(msgspec.Struct):
@@ -34,13 +34,13 @@ class Pending(msgspec.Struct):
     version: int = 0
     """`Fleet.version` when the policy was consulted."""
     layout: int = 0
-    """`Fleet.layout` when the policy was consulted: it may name nodes that existed only then."""
+    """`Fleet.layout` when the policy was consulted: its answer may name nodes that are gone now."""
     gains: int = 0
-    """`State.gains` when the policy was consulted: its refusal is valid until that changes."""
+    """`State.gains` when the policy was consulted; once it grows, the policy's refusal is void."""
     waits: bool = False
     """Whether the request is in the queue while its policy decides."""
     turned_down: int = 0
-    """Number of rejected proposals at the consultation: later ones may have freed capacity."""
+    """Number of rejected proposals when the policy was consulted; later ones may free capacity."""
     exclusions: Exclusions = NONE
     """The exclusions that the policy was consulted with."""
     avoided: Nodes = ()
@@ -92,7 +92,7 @@ class Undecided:
             self._keys[ask.tenant, key] = ask.id
 
     def move_times(self, seconds: float) -> None:
-        """Move the times at which requests arrived by some seconds."""
+        """Shift the arrival times of requests by `seconds`."""
         for pending in self._asks.values():
             pending.since += seconds
 
@@ -121,12 +121,12 @@ class OpenRequests:
 
     Args:
         writer: Writer of the turn's facts and effects.
-        overtaken_max: How often a waiter may be overtaken.
+        overtaken_max: Maximum number of later requests that may overtake a waiter.
 
     Attributes:
         undecided: The requests that policies are deciding.
         queue: The waiting requests, in order.
-        listeners: The addresses that get each outcome, in order of arrival.
+        listeners: The addresses that wait for each request's answer, in order of arrival.
     """
 
     def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:
@@ -143,7 +143,7 @@ class OpenRequests:
         return known or self.undecided.named(tenant, idempotency_key)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key used, or ""."""
+        """Return the URI of the policy for the first request with this key; "": no such request."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
         known, lease = self.find(first), self._state.lease(first)
         return known.policy.uri if known else lease.policy.uri if lease else ""
@@ -154,10 +154,10 @@ class OpenRequests:
         return found.ask if found else None
 
     def repeated(self, to: Address, ask: Ask) -> RequestId | None:
-        """Return the open request that `ask`, the latest one, repeats; None: `ask` is new.
+        """Return the open request that `ask` repeats; None: `ask` is new.
 
         Args:
-            to: The address of `ask`.
+            to: The address that waits for the answer to `ask`.
             ask: The request that was received last.
         """
         key = ask.terms.idempotency_key if ask.terms else ""
@@ -188,7 +188,7 @@ class OpenRequests:
         return listeners
 
     def withdraw(self, ask: Ask) -> None:
-        """Remove a lease that waits for another place from the queue."""
+        """Remove from the queue a lease that waits for another place."""
         self._forget(ask.id)
         self.settle(ask)
         if not self._state.waiting[ask.id].pauses:
@@ -204,7 +204,7 @@ class OpenRequests:
                 self._forget(request)
 
     def move_times(self, seconds: float) -> None:
-        """Move the times at which requests arrived by some seconds."""
+        """Shift the arrival times of requests by `seconds`, and order the queue again."""
         self.undecided.move_times(seconds)
         self.queue.restore()
 

@@ -59,9 +59,9 @@ from moorage.model import (
 CONSULTED_MAX: Final = 8
 """Maximum waiters of one policy under consultation; at this number, lower priorities wait."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
-"""Number of classes that are sorted at a time: a wake-up seldom needs more."""
+"""Number of classes that are sorted at a time."""
 PIECE: Final = 200
-"""Waiters that are indexed before other tasks may run."""
+"""Number of waiters that are indexed before other tasks may run."""
 
 
 class WaitingQueue:
@@ -69,7 +69,7 @@ class WaitingQueue:
 
     Args:
         state: The present state, which is only read, except for `growth`.
-        overtaken_max: How often a waiter may be overtaken.
+        overtaken_max: Maximum number of later requests that may overtake a waiter.
 
     Attributes:
         head: The line for which nodes are reserved, or None.
@@ -81,7 +81,7 @@ class WaitingQueue:
         self._begin()
 
     def restore(self) -> None:
-        """Index all waiters again, since their times were moved."""
+        """Index all waiters again, after their arrival times were changed."""
         for _ in self.index():
             pass
 
@@ -117,7 +117,7 @@ class WaitingQueue:
 
     @property
     def changes(self) -> int:
-        """Counts capacity gains and ended reservations; a refusal is valid until the next count."""
+        """Number of capacity gains and ended reservations; a refusal is valid until it grows."""
         return self._state.gains + self._unreserved
 
     # Waiters ---------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class WaitingQueue:
         self._together(its)
 
     def _together(self, its: ClassLines) -> None:
-        """Mark that a refusal of one line of a class says nothing about the class's other lines."""
+        """Mark that the refusal of one line does not hold for the other lines of its class."""
         if its.alone:
             its.alone = False
             self._ranking.note_refused_class(its.row, UNJUDGED)
@@ -302,7 +302,7 @@ class WaitingQueue:
 
         Args:
             ask: A waiter in the line.
-            refusal: The answer to these waiters if their time expires before the policy agrees.
+            refusal: The answer to a waiter whose time expires before the policy finds a placement.
             gains: `State.gains` at the consultation; if that has grown, the policy is consulted
                 again.
             excluded: Nodes not offered to the policy: they are reserved for the head of the queue.
@@ -330,7 +330,7 @@ class WaitingQueue:
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     def take_over_quota(self) -> list[Ask]:
-        """Return the first waiters of classes found over their quota since the last call."""
+        """Return the first waiter of each class found over its quota since the last call."""
         rows = self._ranking.take_over_quota(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
@@ -370,7 +370,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def rethink(self) -> None:
-        """Consult policies again whose last refusal lacked nodes or quota that they may use now."""
+        """Check waiters again whose policy declined, if they may now use more nodes or quota."""
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
@@ -408,7 +408,7 @@ class WaitingQueue:
     def reserve_later(self, head: WaiterLine, find: Callable[[], Nodes]) -> None:
         """Reserve nodes for a line like `reserve`, but choose them only when another request asks.
 
-        For most lines that wait alone, no other request asks before their policy has answered.
+        While a line waits alone, its policy mostly answers before another request asks.
         """
         if self._reserved and len(self._lines) > 1:  # Others may use nodes that are freed here.
             self.reserve(head, find())
@@ -417,7 +417,7 @@ class WaitingQueue:
 
     @property
     def reservation(self) -> Nodes:
-        """The reserved nodes; they stay the same until capacity grows, so leases there can end."""
+        """The nodes reserved for the head; they stay the same until capacity grows."""
         if self._find_reserved is not None:
             self._reserved, self._find_reserved = self._find_reserved(), None
         return self._reserved
@@ -464,7 +464,7 @@ class WaitingQueue:
         return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
 
     def overtook(self, request: RequestId) -> None:
-        """Move a waiter to its new place once it has been overtaken as often as allowed."""
+        """Move a waiter to its new place in the queue once `overtaken_max` grants overtook it."""
         if self._state.overtaken[request] == self._overtaken_max:
             ask = self._state.waiting[request].ask
             self.remove(ask)
@@ -484,7 +484,7 @@ class WaitingQueue:
     ) -> Generator[WaiterLine, None, None]:
         """Yield the lines that may be served now, in order, without the head.
 
-        The caller consults for a line, or records its obstacle, before it takes the next one.
+        The caller consults the policy of a line, or records its obstacle, before it takes the next.
 
         Args:
             limits: Returns the classes that are not served now.
@@ -549,7 +549,7 @@ class WaitingQueue:
     def _in_order(
         self, rows: list[int], seen: dict[int, ClassLines], last: Rank | None
     ) -> Iterator[WaiterLine]:
-        """Yield the lines of these classes in order, up to `last` or the first class left out."""
+        """Yield lines of these classes in order, up to `last` or to the start of a later class."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row]
@@ -608,10 +608,11 @@ class WaitingQueue:
         return {request: at for request, at in positions.items() if at}
 
     def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
-        """Yield all waiters, also paused ones, in an order that other waiters do not change.
+        """Yield all waiters, paused ones too, in an order that stays the same as waiters leave.
 
         Args:
-            after: The `seniority` key of the previous waiter; other values: start with the first.
+            after: The `seniority` key of the waiter before the first one to yield; any other value:
+                yield all waiters.
         """
         waiting, ranked, start = self._state.waiting, self._by_seniority, 0
         if after is not None:
@@ -644,7 +645,7 @@ def _shape(ask: Ask) -> Shape:
 def _count(
     line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
 ) -> None:
-    """Store the positions of `wanted` requests in a line, then stop."""
+    """Store positions in a line, from `before` + 1, until `wanted` requests have one."""
     for at, request in enumerate(line, before + 1):
         if request in positions:
             positions[request] = at

@@ -33,8 +33,8 @@ Smaller keys come first."""
 ALTERNATIVES_WIDTH: Final = 8
 """Columns for alternatives in a new table, which grows for requests with more alternatives."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
-"""Maximum choices of GPU models, labels and clusters among a tenant's waiters; a request with one
-more is refused as `busy`. The first release on a node costs some microseconds for each choice.
+"""Maximum different filters (GPU models, labels, clusters) of a tenant's waiters; a request with
+one more is refused as `busy`. The first release on a node costs some microseconds for each filter.
 """
 COUNTED_MAX: Final = 16
 """Maximum lines whose position is counted one by one; for more, all lines are sorted."""
@@ -48,7 +48,6 @@ def _kind(shape: Shape) -> Kind:
 
 
 def _alternatives(shape: Shape) -> list[Shape]:
-    """Return a shape for each alternative."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
 
@@ -58,7 +57,7 @@ def _filters(shape: Shape) -> set[DeviceFilter]:
 
 
 class Table(Generic[T]):
-    """A table of numbered rows; a new row may get the number of a removed one."""
+    """A table with one row per item; a new row may get the number of a removed one."""
 
     def __init__(self, **columns: npt.DTypeLike) -> None:
         self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
@@ -143,7 +142,7 @@ class Ranking:
             several=np.bool_,  # Fits where an alternative fits; each has a row.
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
-        """By shape with alternatives: the rows of its alternatives, padded with the last one."""
+        """For each shape with alternatives, the rows of these, padded with the last row."""
         self._kinds = Table[Kind](filter=np.int64, gpu_memory=np.int64, milli=np.int64)
         self._filters = DeviceFilters(state)
         self._filters_of: dict[Tenant, Counter[DeviceFilter]] = {}
@@ -190,7 +189,7 @@ class Ranking:
         return row
 
     def has_room(self, tenant: Tenant, shape: Shape) -> bool:
-        """Return whether one more waiter of a tenant may wait: every release checks all filters."""
+        """Return whether the filters of one more waiter stay within the tenant's maximum."""
         known = self._filters_of.get(tenant, Counter())
         more = sum(each not in known for each in _filters(shape))  # Usually fewer than in `known`.
         return len(known) + more <= FILTERS_OF_TENANT_MAX
@@ -249,7 +248,7 @@ class Ranking:
         return self._by_row[row]
 
     def ready_since(self, row: int, since: float, number: int, oldest: float) -> None:
-        """Store since when the first ready waiter of a class waits; inf if none is ready.
+        """Store the arrival of the first ready waiters of a class; inf: no waiter is ready.
 
         Args:
             row: The row of the class.
@@ -279,11 +278,11 @@ class Ranking:
     # Servable classes ------------------------------------------------------------------------
 
     def judge_again(self, row: int) -> None:
-        """Mark a class to be checked again at the next growth of capacity, wherever that is."""
+        """Mark a class to be checked again when capacity grows next, on any node."""
         self._classes["fresh"][row] = True
 
     def note_refused_class(self, row: int, changes: int) -> None:
-        """Store the `changes` at which a class did not fit; `UNJUDGED`: not known."""
+        """Store the value of `changes` at which a class did not fit; `UNJUDGED`: not known."""
         self._classes["refused_at"][row] = changes
 
     def note_judgement(self, row: int) -> None:
@@ -291,7 +290,7 @@ class Ranking:
         self._classes["fresh"][row] = False
 
     def note_refusal(self, row: int, changes: int, reserved: Nodes) -> None:
-        """Store the `changes` at which the demand of a class did not fit (see `servable`)."""
+        """Store the value of `changes` at which a class, and those of equal demand, did not fit."""
         shapes = self._classes["shape"]
         alike: Bools | int = row
         if self._shapes.users[self._by_row[row].shape] > 1:
@@ -372,7 +371,7 @@ class Ranking:
     def take_over_quota(self, many: int) -> list[int]:
         """Return and forget the classes that `servable` found over their quota, at most `many`.
 
-        Only classes for which a warm lease could be evicted are found.
+        `servable` finds only classes for which a warm lease could be evicted.
         """
         if not self._found_over:
             return []
@@ -388,7 +387,7 @@ class Ranking:
         return bool(self._over(np.flatnonzero(live)).any())
 
     def rooms(self) -> int:
-        """A counter, from 1, that grows when quotas may have gained room.
+        """Return a counter, from 1, that grows when quotas may have gained room.
 
         Classes that no longer exceed their quota are then checked on all capacity.
         """
@@ -436,9 +435,9 @@ class Ranking:
         return short
 
     def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
-        """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
+        """Return which demand shapes may fit at some places (None: anywhere): bool `[shapes]`.
 
-        Checks the present free capacity, or with `empty` the total.
+        The check is against the free capacity, or with `empty` against the total capacity.
         """
         shapes, fleet = self._shapes, self._state.fleet
         rows = None if places is None else _rows(fleet, places)
@@ -497,7 +496,7 @@ class Ranking:
         return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:
-        """Return the class of the queue's first waiter for which nodes are reserved."""
+        """Return the row of the first class that may reserve nodes; None: no class may."""
         reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
         rows = np.flatnonzero(reserves)
         first = self.first(rows[~self._over(rows)], 1)
@@ -528,7 +527,6 @@ class Ranking:
         return counted
 
     def _ahead(self, row: int) -> int:
-        """Return the number of waiters before one line; compares all classes, then all lines."""
         lines, classes = self._lines, np.arange(self._classes.rows)
         of, since, number = lines["of"], lines["since"], lines["number"]
         sooner, tied = np.zeros(len(classes), np.bool_), np.ones(len(classes), np.bool_)

@@ -1,7 +1,7 @@
 """Shares the estimates of `forecast` among all readers within `SHARED_SECONDS`.
 
-Allocator and streamed requests use the same estimate: fifty open consoles cost as much as one. An
-estimate is also made again for a waiter that came after it.
+Fifty open consoles cost as much as one. A new estimate is made earlier for a waiter that arrived
+after the shared one was made.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,9 @@ from moorage.core.state.state import State
 from moorage.model import Demand, RequestId
 
 SHARED_SECONDS: Final = 2.0
-"""Greatest age of a shared estimate after the fleet or the queue has changed, in seconds."""
+"""Age at which a shared estimate is replaced, in seconds."""
 AWAITED_SECONDS: Final = 10.0
-"""Greatest age of the awaited leases of a demand, in seconds; ended leases are left out."""
+"""Seconds for which the leases that a demand waits for are cached, without ended leases."""
 AWAITED_MAX: Final = 256
 """Maximum demands whose awaited leases are cached."""
 

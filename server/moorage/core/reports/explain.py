@@ -75,9 +75,9 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
 """Fields by which each list can be filtered; other filters are refused."""
 STATES: Final = get_args(LeaseState)
 NODE_ORDERS: Final = ("node", "node_ends", "node_gpus")
-"""Orders of leases by node: by name, by the first lease's end there, by GPU milli held there."""
+"""Orders of leases by node: by its name, its first lease's end, or the GPU milli held on it."""
 ORDERED_CHARS_MAX: Final = 80
-"""Characters of a text that order leases; leases with equal texts follow by fencing number."""
+"""Number of characters by which a text sorts leases; the fencing number sorts equal texts."""
 
 
 def answer(  # noqa: C901  # One case per question.
@@ -237,7 +237,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
-    """Return a page of the queue; only positions on the page are computed, since all change."""
+    """Return a page of the queue; compute positions only for the waiters on the page."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)
@@ -323,7 +323,7 @@ def _why(
 
 
 def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
-    """Return a decision record; for a grant, its reason is made only here."""
+    """Return a decision record; a grant's reason is not stored, but composed here."""
     record = dict(decisions.get(request, {}))
     record.pop("gist", None)
     granted: Lease | None = record.pop("granted", None)
@@ -333,7 +333,7 @@ def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> J
 
 
 def _awaited_lease(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
-    """Return the awaited lease; its id only if the caller may see it."""
+    """Return the awaited lease, with its id only if the caller may see the lease."""
     name = lease.id if inquiry.may_see(lease.tenant) else UNSET
     return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
 

@@ -28,15 +28,15 @@ WAITERS_MAX: Final = 1_000
 LEASES_MAX: Final = 4_000
 """Maximum leases with an estimated end, the earliest deadlines first; others count as endless."""
 LOOKS_MAX: Final = 1_000
-"""Maximum checks of waiters against freed places; waiters not served by then get no estimate."""
+"""Maximum checks of waiters against freed places; waiters beyond these get no estimate."""
 CLASSES_MAX: Final = 16
-"""Maximum classes of waiters for which useless rows are found; with more, no row is skipped."""
+"""Maximum classes of waiters up to which rows that fit no waiter are skipped."""
 CHOSEN_AGAIN: Final = 32
-"""Number of ended leases and reservations after which a head gang's rows are chosen again."""
+"""Ended leases and reservations after which the rows of a gang at the head are chosen again."""
 FEW_ROWS: Final = 8
 """Maximum rows that are checked one by one, since numpy is slow on few rows."""
 ROWS_A_LOOK: Final = 100
-"""A check of more nodes than this counts as several checks."""
+"""Number of nodes that one check may cover; a check of more nodes counts as several."""
 CANDIDATES_MAX: Final = 64
 """Maximum candidate clusters of an estimated waiter, unless it may use all."""
 
@@ -45,7 +45,7 @@ AWAITED_MAX: Final = 20
 
 
 class _Class(NamedTuple):
-    """Attributes of estimated waiters; the last three are set only if there are reservations."""
+    """Attributes that all waiters of a line have; the last three are set if reservations exist."""
 
     demand: Demand
     where: tuple[ClusterId, ...] | None
@@ -201,7 +201,7 @@ class _Course:
     def _head_rows(
         self, first: _Class, rows: list[int], before: set[int], moment: float
     ) -> set[int]:
-        """Return the rows reserved for the head of the queue, updated after some were freed.
+        """Return the rows reserved for the head of the queue, after `rows` were freed.
 
         Freed rows that suit a gang are reserved for the gang, too. All rows are chosen again after
         `CHOSEN_AGAIN` ends.
@@ -267,7 +267,7 @@ class _Course:
         return shares
 
     def _able_rows(self, needs: _Class) -> npt.NDArray[np.bool_]:
-        """Return the rows that fit a member of a gang; only changed rows are checked again."""
+        """Return a mask of the nodes that fit a member of a gang; check only changed nodes."""
         fleet, demand = self._fleet, needs.demand
         known = self._able.get(needs)
         changed = None if known is None else fleet.changed_since(known[2])
@@ -324,7 +324,7 @@ def _ends(state: State, now: float) -> list[_End]:
 
 
 def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
-    """Return the waiters that can be estimated, by demand, each with its position."""
+    """Return the waiters that get an estimate, by class, each with its position."""
     lines: _Lines = {}
     lasting: dict[tuple[Tenant, str, Demand], float | None] = {}
     for number, waiter in enumerate(waiters):

@@ -16,7 +16,7 @@ from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, 
 Amounts = tuple[int, ...]
 """GPU milli, CPU milli, memory in MiB: in the order of `RESOURCES`."""
 Account = tuple[Tenant, str | None]
-"""A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
+"""A tenant and its project; None: the tenant as a whole; "": requests that name no project."""
 EVERYONE: Final = Tenant("*")
 """The account whose quota applies to each tenant that has no quota of its own."""
 UNLIMITED: Final = 1 << 60
@@ -115,7 +115,7 @@ class Accounts:
         self._clock = 0
         self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
         """Amounts that leases of a tenant and project took since the columns were last read. Most
-        servers never read them: no quota is set, and no request waits for a fair share."""
+        servers never read the columns, as they have no quotas and no waiting requests."""
 
     def __getitem__(self, name: str) -> Column:
         if self._uncounted:
@@ -201,7 +201,7 @@ class Accounts:
         return share + past
 
     def share(self, account: Account) -> float:
-        """Return the value of `shares` for one account, equal to the last bit."""
+        """Return exactly the value that `shares` returns for this account."""
         number = self.number(account)
         self._up_to_date()
         share = float(self["share"][number])
@@ -252,14 +252,14 @@ class Accounts:
         self.version += 1
 
     def move_times(self, seconds: float) -> None:
-        """Move the times of past usage by some seconds."""
+        """Shift the times of past use by `seconds`."""
         if self.half_life:
             steps = round(seconds * STEPS / self.half_life)
             self._clock += steps
             self["step"][: len(self._names)] += steps
 
     def as_of(self) -> float:
-        """Return the time of the shares in seconds since the epoch: the middle of its step."""
+        """Return the time up to which past use is computed, in seconds since the epoch."""
         return (self._clock + 0.5) * self.half_life / STEPS
 
     def past(self) -> Iterator[tuple[Account, Past]]:

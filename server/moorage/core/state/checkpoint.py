@@ -76,7 +76,7 @@ def _past(state: State) -> Iterator[Fact]:
 
 
 def _shares(state: State) -> Iterator[Fact]:
-    """Yield the limits of accounts, which must come before their use."""
+    """Yield the half-life and the quotas; these facts must come before those of past use."""
     accounts = state.accounts
     if accounts.half_life:
         yield HalfLifeSet(accounts.half_life, accounts.as_of())

@@ -14,7 +14,7 @@ import msgspec
 from moorage.model import RequestId
 
 SPARE: Final = 1_000
-"""Outdated deadlines that may stay in the heap, beyond two per lease and waiter, before a sweep."""
+"""Maximum heap entries beyond two per lease and waiter; one more removes outdated deadlines."""
 
 
 class Deadlines:
@@ -65,8 +65,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         now: The end of the stall, in seconds since the epoch.
-        grace_seconds: Least time left for deadlines that expired during the stall. Other deadlines
-            get at least the length of the stall, at most this: a renewal may have failed.
+        grace_seconds: Least seconds from now to a deadline that expired during the stall. The least
+            for other deadlines is the stall's length, if that is less: a renewal may have failed.
     """
 
     now: float
@@ -81,8 +81,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
         """Return a function that moves deadlines of waiters as deadlines of leases moved.
 
-        A waiter's deadline moves with the earlier deadlines of leases, but at most to the end of
-        the grace after the last of these deadlines.
+        A waiter's deadline moves by the largest shift of the leases' earlier deadlines, but at most
+        to `grace_seconds` after the latest new deadline of these leases.
 
         Args:
             moved: Old and new deadlines of the leases that have a deadline.

@@ -16,7 +16,7 @@ from moorage.core.state.state import State
 from moorage.model import Cluster, DeviceId, Lease, Node, NodeId, RequestId
 
 _Names = Mapping[str, DeviceId]
-"""The device ids of a node, by name or UUID."""
+"""The identities of a node's devices, by device name."""
 _UNKNOWN: Final = DeviceId()
 
 
@@ -63,7 +63,7 @@ class _Holder:
         return places.index(place)
 
     def device_ids(self, at: int, names: _Names) -> list[DeviceId]:
-        """Return the devices of a share: the recorded ones, else by the node's last names."""
+        """Return the recorded devices of a share; find one without a record by its old name."""
         gpus = self.shares[at].gpus
         noted = self.devices[at] or [_UNKNOWN] * len(gpus)
         pairs = zip(gpus, noted, strict=True)
@@ -85,7 +85,7 @@ def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> 
     """Set the new names of a node's held devices.
 
     A device that left the node keeps its name, so that its holder, which may still use it, gets no
-    other device. If another held device now has this name, the UUID replaces it.
+    other device. If another held device now has this name, the UUID replaces the name.
     """
     where = {device.uuid.lower(): name for name, device in are.items() if device.uuid}
     indices = [holder.index(place) for holder in holders]

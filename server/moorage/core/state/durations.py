@@ -16,11 +16,11 @@ from moorage.model import Ask, Lease
 Likeness = tuple[str, str, int]
 """Tenant, policy and GPU milli that similar leases share; "" and -1: any."""
 STEPS: Final = 4
-"""Steps per doubling of a duration: estimates are accurate to a fifth."""
+"""Number of steps per doubling of a duration: estimates are accurate to within 20 %."""
 STEPS_MAX: Final = 128
 """The highest step: longer durations, from 136 years on, are added to this step."""
 ENOUGH: Final = 8
-"""Fewest similar leases of at least this duration; with fewer, there is no estimate."""
+"""Fewest similar leases for an estimate; those shorter than the lease's age do not count."""
 COUNT_MAX: Final = 1_024
 """Maximum counted durations of one likeness; more halve all counts, so that old ones lose weight.
 """

@@ -143,8 +143,8 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         tenant: Empty: any tenant. An empty `policy` and `gpu_milli` -1 also mean any.
-        counts: Pairs of a step (see `core.state.durations`) and the number of leases that lasted as
-            long.
+        counts: Pairs of a step (see `core.state.durations`) and the number of leases whose duration
+            is in this step.
     """
 
     tenant: str
@@ -189,7 +189,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Overtaken(msgspec.Struct, frozen=True, gc=False):
-    """How often a waiter was overtaken. Only checkpoints hold this fact."""
+    """The number of grants that overtook a waiter. Only checkpoints hold this fact."""
 
     request: RequestId
     times: int

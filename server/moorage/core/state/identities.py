@@ -15,12 +15,12 @@ from moorage.model import DEVICE, Cluster, ClusterId, Node, NodeId
 Place = tuple[str, str]
 """A node by name: cluster and node."""
 Leased = Callable[[], Collection[Place]]
-"""Returns the nodes on which leases hold capacity; its time is proportional to those leases."""
+"""Returns the nodes on which leases hold capacity, in time proportional to these leases."""
 
 
 @dataclass(slots=True)
 class Identities:
-    """The counted nodes that identify their machine.
+    """The node that counts for each machine, if the inventory identifies the machine.
 
     Attributes:
         duplicates: Clusters with nodes that do not count, as their machine counts elsewhere.
@@ -72,7 +72,7 @@ class Identities:
         return self._holders.get(key)
 
     def left(self) -> dict[ClusterId, list[Node]]:
-        """Return the nodes that left the inventory and have leases, without their capacity."""
+        """Return the nodes that left the inventory and have leases, each with a capacity of 0."""
         found: dict[ClusterId, list[Node]] = {}
         for cluster, name in sorted(self._left):
             node = Node(NodeId(name), 0, 0, (), identity=self._of[cluster, name])
@@ -80,7 +80,7 @@ class Identities:
         return found
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
-        """Replace the nodes of a cluster; () if the cluster is gone."""
+        """Replace the nodes of a cluster; `nodes` is () if the cluster is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
             (cluster_id, node.id): node.identity
             for node in nodes

@@ -34,7 +34,7 @@ class LostDevices:
             self.of.pop(lease.id, None)
 
     def withhold(self, fleet: Fleet, find: _Finder) -> None:
-        """Withhold lost devices that have appeared again on a node."""
+        """Set the free capacity of lost devices to 0 on nodes where they have appeared again."""
         every = {each: None for lost in self.of.values() for each in lost}
         for row, column in _columns(every, fleet, find):
             fleet.gpu_free[row, column] = 0

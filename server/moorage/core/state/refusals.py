@@ -33,9 +33,9 @@ NAMES_COMPARED_MAX: Final = 1_000
 NAMES_SHOWN_MAX: Final = 5
 """Maximum known names that a refusal lists if none is similar to the wrong one."""
 _POLICY_LIKENESS: Final = 0.65
-"""Least similarity of a policy's name to a known one to count as a misspelling."""
+"""Least similarity, 0 to 1, at which an unknown policy is taken for a misspelled known one."""
 ALIKE_MAX: Final = 16
-"""Maximum names that are compared letter by letter, the longest common beginning and end first."""
+"""Maximum names compared letter by letter: those that begin and end most like the wrong name."""
 
 
 def closest(name: str, known: Iterable[str], count: int) -> list[str]:
@@ -283,7 +283,7 @@ def malformed(error: ProposalError) -> Refusal:
 
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
-    """The proposal breaks the request, or names a missing node or device."""
+    """The proposal does not meet the request, or names a missing node or device."""
     at = f"{field}: " if field else ""
     reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)

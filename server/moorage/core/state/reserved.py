@@ -94,7 +94,7 @@ class ReservedNodes:
         return [each for each in self.on.get(place, {}).values() if each.tenant != tenant]
 
     def used_by(self, lease: Lease) -> list[NodeReservation]:
-        """Return the unused reservations that a new lease uses."""
+        """Return the reservations of which a new lease is the first use."""
         found = {
             each.id: each
             for share in lease.placement

@@ -72,7 +72,7 @@ from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
 """Maximum ended leases that `release`, `status` and repeated requests still find. With one more,
-the oldest lease of the tenant with most is found only in the ledger's history.
+only the ledger's history has the oldest lease of the tenant with the most ended leases.
 """
 RELEASED: Final = "released"
 """The end reason of a lease that its owner released: its workload may stay warm."""
@@ -158,7 +158,7 @@ class State:
 
         The first read after a change of the inventory updates it: the rows of a few changed
         clusters are replaced, and ten thousand changed clusters cost one rebuild. The fleet stays
-        the same object, since the cells' feeds refer to it.
+        the same object, since the feeds of the policies' processes refer to it.
         """
         if self._fleet_behind:
             behind, self._fleet_behind = self._fleet_behind, {}
@@ -192,7 +192,7 @@ class State:
         return replace(cluster, nodes=tuple(nodes))
 
     def clusters_held_elsewhere(self) -> Iterator[Cluster]:
-        """Yield clusters with the nodes that will count once leases under old names have ended."""
+        """Yield clusters with the duplicates that count once leases under old node names end."""
         left = {
             f"{name}/{node.id}" for name, nodes in self.identities.left().items() for node in nodes
         }

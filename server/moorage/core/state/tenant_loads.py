@@ -8,9 +8,9 @@ from typing import Final
 from moorage.model import Ask, Tenant
 
 OVERFLOW_SHARE: Final = 4
-"""Divisor of a limit: this part is added to the limit for tenants that use little."""
+"""Tenants that use little may exceed a limit together, by the limit divided by this number."""
 TENANT_SHARE: Final = 8
-"""Divisor of a limit: a tenant that holds no more than this part counts as using little."""
+"""A tenant uses little if it holds at most the limit divided by this number."""
 
 
 class TenantLoads:
@@ -45,7 +45,7 @@ class TenantLoads:
 
 
 def fits(whole: int, own: int, most: int) -> bool:
-    """Return whether a limit has room; a large tenant cannot use the extra part of small ones.
+    """Return whether a limit has room; only tenants that use little may exceed the limit.
 
     Args:
         whole: The sum over all tenants, the new request included.

@@ -51,7 +51,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
         return min(self.deadline, self.lease.retry_at)
 
     def later(self, seconds: float) -> "Waiter":
-        """Return a copy with all times shifted by some seconds."""
+        """Return a copy with all times shifted by `seconds`."""
         lease = self.lease and self.lease.later(seconds)
         return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
 
@@ -68,8 +68,8 @@ class WaiterClass(NamedTuple):
         candidates: The waiters' candidate clusters; None: all.
         priority: Waiters of higher priority are served first.
         reserves: Whether nodes are reserved for the oldest waiter while it heads the queue.
-        overdue: Whether the waiters were overtaken as often as allowed, so that fair shares no
-            longer decide their order.
+        overdue: Whether the waiters were overtaken the maximum number of times, so that fair shares
+            no longer decide their order.
     """
 
     tenant: Tenant
@@ -95,7 +95,7 @@ class WaiterClass(NamedTuple):
 
 
 Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
-"""A demand, its candidates, and the alternatives of which it is the loosest."""
+"""A demand, the candidates, and the alternatives; the demand is looser than each of them."""
 
 
 class LineKey(NamedTuple):
@@ -136,7 +136,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """The class of the line: it includes lines whose policies see other inputs."""
+        """The class of the line. A class also has lines whose policies see other inputs."""
         return self.key.waiters
 
 

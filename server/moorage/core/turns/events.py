@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proposed(msgspec.Struct, frozen=True, gc=False):
-    """A policy answered a consultation with JSON values; answers to earlier ones are ignored."""
+    """A policy answered a consultation; an answer to an earlier consultation is ignored."""
 
     request: RequestId
     consultation: int
@@ -77,12 +77,12 @@ class CancelAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inquired(msgspec.Struct, frozen=True, gc=False):
-    """A client asks a question. Questions are steps, too, so no answer precedes its facts.
+    """A client asks a question. Its answer is sent once the facts that it shows are durable.
 
     Args:
         tenant: The caller's tenant; only its leases and waiters are shown.
         subject: Id of a lease or request, for `status` and `why`.
-        filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
+        filters: Required values of the listed objects' fields, e.g. `{"state": "active"}`.
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
         sees_all: Whether the leases and waiters of all tenants are shown.
@@ -204,7 +204,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         id: The reservation's id, made by the daemon.
-        tenant: See `NodeReservation` for this field and those after it.
+        tenant: See `NodeReservation` for the fields `tenant` to `lapse_seconds`.
         candidates: Clusters to choose from; None: all.
         dry_run: Whether to reserve nothing, and only answer which nodes would be reserved.
     """
@@ -284,7 +284,7 @@ class ClusterGone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Restarted(msgspec.Struct, frozen=True, gc=False):
-    """The daemon has restarted. Leases get `grace_seconds`, as none could be renewed before."""
+    """The daemon has restarted. Leases last `grace_seconds` or more, so that clients can renew."""
 
     grace_seconds: float
 
@@ -305,7 +305,7 @@ class ClockSet(msgspec.Struct, frozen=True, gc=False):
     """The calendar was set, or advanced while the machine slept; `now` is by the new calendar.
 
     Args:
-        seconds: Calendar time minus the time until now; negative if the calendar went back.
+        seconds: Seconds that the calendar moved forward; negative if it went back.
     """
 
     seconds: float

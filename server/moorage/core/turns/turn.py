@@ -25,7 +25,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 DECISIONS_MAX: Final = 10_000
 """Maximum decision records in memory for `why`; with one more, the oldest record of the tenant with
-most records is forgotten. Grants and waits are then read from the ledger's history."""
+most records is forgotten. For a forgotten grant or wait, `why` reads the ledger's history."""
 
 
 class TurnWriter:

@@ -32,10 +32,10 @@ SET client_min_messages = 'warning';
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
 SET tcp_user_timeout = '15s'
 """
-"""Settings of each session: PostgreSQL soon ends sessions of clients that are gone.
+"""Settings of each session, with which PostgreSQL soon ends sessions of clients that are gone.
 
-The end of a connection frees its locks. The settings of a role could end the idle lock, or hide the
-warning of a commit that may be lost.
+The end of a session frees its locks. The settings override those of the role, which could end the
+idle session with the lock, or hide the warning that a commit may be lost.
 """
 
 

@@ -52,7 +52,7 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
     Args:
         address: Address of the database.
         source: The contents to write.
-        check: Compares the database before the commit, and raises an error if it differs.
+        check: Compares the filled database with `source`; raises an error if they differ.
 
     Returns:
         False if the database already had these contents.

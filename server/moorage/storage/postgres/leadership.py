@@ -37,8 +37,8 @@ SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """The format of the tables, and the steps from older formats."""
 LOCK_SECONDS_MAX: Final = 5.0
-"""Maximum seconds for which a starting server waits for the lock; a killed server frees it in one.
-"""
+"""Maximum seconds for which a starting server waits for the lock. If the server with the lock was
+killed, the lock is free within a second."""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """Seconds between two checks that this server still has the lock."""
@@ -49,7 +49,7 @@ STANDBY_SECONDS: Final = 1.0
 SEEN_SECONDS: Final = 5.0
 """A standby counts as gone this many seconds after its last heartbeat."""
 SPARE: Final = 4
-"""Sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
+"""Number of sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
 _TRIES_MAX: Final = 20
 """Maximum times that a takeover ends the former server's transactions on the epoch's row."""
 
@@ -93,9 +93,10 @@ class Leadership:
         return connect(self._address, purpose)
 
     def open_writer(self, purpose: str) -> Connection:
-        """Open a session to write. A warning at a commit fails all stores: the commit may be lost.
+        """Open a session to write. A warning at a commit stops all writes of this server.
 
-        PostgreSQL counts a cancelled wait for its standby as a success, with a warning.
+        PostgreSQL warns, and reports success, if a commit may be lost: its wait for the standby
+        database was cancelled.
 
         Raises:
             StorageError: The session cannot be opened.

@@ -30,7 +30,7 @@ from moorage.storage.sqlite.records import RecordTables
 from moorage.storage.sqlite.storage import read_secret, write_secret
 
 _FREE_BYTES_MIN: Final = 64 << 10
-"""Free bytes of a disk below which a failed copy is said to lack room."""
+"""If a copy fails and fewer bytes than this are free, the error says that the disk is full."""
 UNFINISHED: Final = "unfinished"
 """A file in a folder that is being filled. The process that fills the folder locks this file."""
 

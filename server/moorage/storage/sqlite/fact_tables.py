@@ -100,7 +100,7 @@ class FactTables:
 
         One statement adds all facts: each statement releases the interpreter lock, and waits up to
         5 ms until the event loop releases the lock again. Measured beside a busy loop, 100 facts
-        take 7 ms as one autocommitted statement and 160 ms as 100 of them.
+        take 7 ms in one autocommitted statement, and 160 ms in 100 statements.
         """
         for start in range(0, len(rows), ROWS_PER_STATEMENT):
             part = rows[start : start + ROWS_PER_STATEMENT]

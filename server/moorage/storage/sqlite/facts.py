@@ -45,7 +45,7 @@ def place_of(path: Path) -> str:
 
 
 def mark_path(ledger: Path) -> Path:
-    """Return the path of the mark of a ledger's progress."""
+    """Return the path of the file that marks a ledger's last durable fact."""
     return ledger.with_suffix(".mark")
 
 
@@ -247,7 +247,7 @@ def is_ledger(file: Path) -> bool:
 
 @contextlib.contextmanager
 def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
-    """Read a ledger as `looking` does, but also read its log after the damaged place.
+    """Read a ledger as `looking` does, but also read its log after a damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.

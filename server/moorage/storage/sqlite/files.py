@@ -15,7 +15,7 @@ from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
 
 OWNER_ONLY: Final = 0o600
 UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
-"""Errors while a damaged file is read: text is not UTF-8, or a number is missing."""
+"""Errors that reading a damaged file raises, e.g. if text is not UTF-8 or a number is missing."""
 BUSY_SECONDS: Final = 5.0
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """Suffixes of the names of a database's files."""
@@ -84,7 +84,7 @@ def _check_files(database: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database for any thread, but for one thread at a time."""
+    """Open a database that any thread may use, but only one thread at a time."""
     _check_files(path)
     return sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

@@ -20,7 +20,7 @@ from typing import Final
 from moorage.storage.base import StorageError, StorageLocked
 
 _SHARE_SECONDS_MAX: Final = 1.0
-"""Seconds in which a server that shares the lock must have written its note."""
+"""Maximum seconds until a server that shares the lock has named its database in the file."""
 
 
 class WriterLock:
@@ -109,7 +109,7 @@ class WriterLock:
 
 
 def read_database(ledger: Path) -> str:
-    """Return the database elsewhere of the folder's last server; empty: it was the ledger here.
+    """Return the database that the folder's last server used; empty: the ledger in the folder.
 
     Raises:
         OSError: The lock's file cannot be read.

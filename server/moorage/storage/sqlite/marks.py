@@ -17,17 +17,17 @@ from typing import Final
 from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
 
 SYNC_SECONDS: Final = 1.0
-"""Age in seconds of a mark after a power cut. A sync per commit would cost a third of the rate."""
+"""Seconds between syncs of a mark. A sync per commit would cut the rate of commits by a third."""
 RESERVE_BYTES: Final = 16 << 20
-"""Disk space in reserve for some ten thousand releases and renewals on a full disk."""
+"""Bytes in reserve on the disk: enough for ten thousand releases and renewals on a full disk."""
 LOW_BYTES: Final = 256 << 10
-"""Free space below which the disk counts as full, before a write fails. So an idle server notices
-when other programs fill the disk."""
+"""Free bytes below which the disk counts as full, even if no write has failed: so an idle server
+notices when other programs fill the disk."""
 ENOUGH_BYTES: Final = 1 << 20
-"""Free space from which the disk no longer counts as full."""
+"""Free bytes from which the disk no longer counts as full."""
 REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
-"""Each of the two copies has its own disk block: one torn write cannot damage both."""
+"""Bytes for each of the two copies of a mark: a disk block, so that no torn write damages both."""
 _RECORD: Final = struct.Struct(">8sQQQ")
 _SUM: Final = struct.Struct(">I")
 

@@ -49,7 +49,7 @@ def place_of(path: Path) -> str:
 
 
 def mark_path(path: Path) -> Path:
-    """Return the path of the mark of a catalog's changes."""
+    """Return the path of the file that has the number of a catalog's durable changes."""
     return path.with_suffix(".mark")
 
 
@@ -254,7 +254,7 @@ def looking(path: Path) -> Iterator[RecordTables]:
 
 @contextlib.contextmanager
 def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
-    """Read a catalog as `looking` does, but also read its log after the damaged place.
+    """Read a catalog as `looking` does, but also read its log after a damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.

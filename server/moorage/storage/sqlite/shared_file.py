@@ -94,7 +94,7 @@ class SharedFile:
             yield connection
 
     def _is_replaced(self) -> bool:
-        """Return whether the path leads to another file: no command would write the open one."""
+        """Return whether the path now leads to another file than the open one."""
         return self._opened is not None and not os.path.samestat(self._opened, self._path.stat())
 
     def _open(self) -> sqlite3.Connection:
