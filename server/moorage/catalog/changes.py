@@ -56,7 +56,7 @@ class PolicyDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ClustersListed:
-    """An unreachable registry was read for the first time: these are all its clusters."""
+    """The external registry was read for the first time; clusters not in `cluster_ids` are gone."""
 
     cluster_ids: frozenset[ClusterId]
 

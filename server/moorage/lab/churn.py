@@ -50,8 +50,8 @@ class Churn:
     """The parameters of arrivals and ends of requests.
 
     Args:
-        load: GPU demand that leases would hold if all requests fitted, as a multiple of the
-            capacity.
+        load: Mean number of GPUs that leases would hold if all requests fitted, as a multiple of
+            the fleet's GPUs.
         stays: The distribution of durations.
         length: Length of the measurement after the warm-up, in mean durations.
     """

@@ -56,7 +56,7 @@ class Timeline:
         source: The origin, in words and with digests of the files.
         inventory: Changes of the fleet, each with its time.
         asks: Requests with their times. The replay fills in the policy; a lease ends by itself
-            after the time for which it was held before.
+            after the time for which the trace or the ledger says it was held.
         pods: The demands, for policies that use them and for the fragmentation.
         documents: Cluster documents, where they are known.
         notes: Sentences about data that the source lacks.

@@ -96,7 +96,7 @@ _NOT_PUBLIC_6: Final = tuple(
     )
 )
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses in the form of networks without IPv4."""
+"""IPv6 addresses that stand for IPv4 addresses, in networks without IPv4 (NAT64)."""
 
 
 @dataclass(frozen=True, slots=True)

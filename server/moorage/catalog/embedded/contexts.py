@@ -16,8 +16,8 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 CONTEXTS_MAX: Final = 8192
-"""Maximum contexts in the file; further ones only of tenants with few contexts. A missing
-context has an effect only after a restart.
+"""Maximum contexts in the file; beyond it, only tenants with few contexts may add some. A context
+that is not in the file is lost at a restart.
 """
 
 ContextKey = tuple[str, str]

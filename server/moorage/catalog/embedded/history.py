@@ -22,7 +22,7 @@ HISTORIES_MAX: Final = 20_000
 """Most URIs with a history, twice as many as policies. Beyond it, the tenant with most histories of
 removed policies loses the history of the policy that it registered first."""
 FIELDS_MAX: Final = 32
-"""Maximum fields that a change lists, and characters of each; the change may have more."""
+"""Maximum fields in the record of a change, each cut to `FIELD_CHARS_MAX`; the rest is omitted."""
 FIELD_CHARS_MAX: Final = 64
 
 

@@ -168,7 +168,7 @@ class RecordOwners:
         return max(owners, key=lambda one: (counts["history", one] - counts["policy", one], one))
 
     def is_history_of(self, owner: str, uri: str) -> bool:
-        """Return whether a tenant's history has no policy any more."""
+        """Return whether a tenant owns the history of a URI that has no policy any more."""
         return self.owner("history", uri) == owner and ("policy", uri) not in self._records
 
     @staticmethod

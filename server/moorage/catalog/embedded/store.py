@@ -165,7 +165,7 @@ class Database:
         The comparison also reads the kinds that a start does not read otherwise.
 
         Raises:
-            ServiceError: `unavailable`: records are missing.
+            ServiceError: `unavailable`: records are missing, or older than the last ones stored.
         """
         for kind in check_tallies(self._records, self._place, frozenset(_KINDS)):
             before = len(self._warnings)
