@@ -36,7 +36,7 @@ CHANGED_MAX: Final = 4 * CLUSTERS_MAX
 """Maximum changed ids collected between two searches; with more, the next search indexes all."""
 
 FEW: Final = 1000
-"""Maximum clusters that a search looks up in the metrics index; with more, it searches all metrics."""
+"""Maximum clusters whose metrics a search looks up by id; with more, it searches all metrics."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: the document was deleted."""

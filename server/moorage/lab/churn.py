@@ -82,7 +82,7 @@ def arrivals(
 
     Args:
         pods: The trace from which requests are drawn.
-        capacity_milli: GPU milli of the fleet.
+        capacity_milli: Number of GPUs of the fleet, in thousandths.
         churn: Load and durations of the requests.
         seed: Seed of all random choices.
         later: A trace from which requests are drawn in the second half of the measured time, at the

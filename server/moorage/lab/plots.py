@@ -33,12 +33,12 @@ _METADATA: Final[Mapping[str, JsonObject]] = {
 
 
 class PlotSample(NamedTuple):
-    """The figures of a backtest at one moment, in percent of the fleet's GPU milli.
+    """The figures of a backtest at one moment, in percent of the fleet's GPU capacity.
 
     Args:
         demanded_percent: The demand of all requests until this moment.
-        allocation_percent: The GPU milli that leases held.
-        fragmentation_percent: The free GPU milli that typical requests could not use.
+        allocation_percent: The capacity that leases held.
+        fragmentation_percent: The free capacity that typical requests could not use.
     """
 
     at_seconds: float

@@ -41,7 +41,7 @@ TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
 """If the median evaluation takes longer than this, the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Deadline of an evaluation under the profiler, which itself ends it after `BUDGET_SECONDS`."""
+"""Deadline in seconds of an evaluation under the profiler, which tries to end it after one."""
 PROFILE_REQUESTS: Final = 12
 """Number of first requests that the profiler evaluates: these have all kinds of demand."""
 BARE_REQUESTS: Final = 12

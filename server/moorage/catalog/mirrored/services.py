@@ -131,7 +131,7 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """A client of the cluster metrics service. It sends a POST, or a GET if POST is not accepted."""
+    """A client of the cluster metrics service; it sends a GET if the service accepts no POST."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -229,7 +229,7 @@ class PolicyStore:
 
 
 class SearchService:
-    """A client of the search service; bare bodies and bodies in an envelope have their own routes."""
+    """A client of the search service; bare bodies and those in an envelope go to other routes."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -257,7 +257,8 @@ def _seccomp() -> str:
     machine = syscalls.MACHINES.get(platform.machine())
     if machine is None:
         known = ", ".join(syscalls.MACHINES)
-        raise LockDownError("seccomp", f"no table for {platform.machine()!r}; known: {known}")
+        found = platform.machine()
+        raise LockDownError("seccomp", f"this release supports {known}, but not {found!r}")
     code = syscalls.assemble(machine)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))

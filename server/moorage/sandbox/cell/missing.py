@@ -187,6 +187,6 @@ class InertLoader(Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do what importing the real library does besides, as far as it is known."""
+        """Repeat the known side effects of an import of the real library."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

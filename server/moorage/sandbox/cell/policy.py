@@ -1,6 +1,6 @@
 """Loads a policy inside a cell: compiles and imports its files, finds and constructs its class.
 
-Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
+Everything here runs in the jail, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
 through `imports`. A policy may be registered even if it needs values of a caller.
 """

@@ -40,7 +40,7 @@ TRACEBACK_SECONDS: Final = 0.005
 TRACEBACK_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin its traceback: the processor may be busy."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
-"""Replaces both limits for a cell on another machine."""
+"""Replaces `TRACEBACK_SECONDS` and `TRACEBACK_SECONDS_MAX` for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -236,7 +236,8 @@ class Cell(asyncio.Protocol):
     def count_burnt(self, *, dead: bool = False) -> None:
         """Report the processor time of the ended work to the meter, if there is a meter.
 
-        For a dead cell or one on a worker, that time is unknown; its time as the head counts.
+        For a dead cell, or a cell on a worker, that time is unknown; instead, the time counts for
+        which the work was first in the pipe.
         """
         meter = self._owner.meter
         if meter is None or not self.sent:

@@ -18,7 +18,7 @@ from moorage.sandbox.wire.limits import CONTEXT_BYTES_MAX, CONTEXTS_MAX
 CONFLICT_STATUS: Final = 409
 """Status of the answer to a swap from a version that is not the current one."""
 TOTAL_BYTES_MAX: Final = 64 << 20
-"""The bytes of all contexts together; beyond it, the least recently changed context is
+"""Maximum bytes of all contexts together; beyond it, the least recently changed context is
 forgotten."""
 
 Key = tuple[str, str]

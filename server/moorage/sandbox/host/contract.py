@@ -134,7 +134,7 @@ class WorkerSettings:
         address: The address of a Ray cluster, as `ray.init` takes it.
         cells: The largest number of cells on each Ray node; each cell has a reserved processor on
             the node.
-        tell: Called with each node or Ray itself, its latest state, and whether that is good.
+        tell: Called with a node or Ray itself, its new state, and whether that state is good.
     """
 
     address: str
