@@ -42,7 +42,7 @@ _decode: Final = msgspec.msgpack.decode
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The part of an outstanding proposal on one node (a share): the node's row, and the amounts."""
+    """A share (the part of a proposal on one node), with the node's row and its GPUs' columns."""
 
     row: int
     share: Share

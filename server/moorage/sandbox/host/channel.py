@@ -34,7 +34,7 @@ from moorage.sandbox.wire.limits import (
 CALLS_BEYOND_MAX: Final = 16
 """Calls beyond the limit that are refused before the cell is killed: an honest cell makes none."""
 LOAD_UNDISTURBED: Final = 0.1
-"""Share of the time limit of a load after which the loading cell counts as a hog."""
+"""Share of the time limit of a load after which the loading cell may be demoted."""
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
