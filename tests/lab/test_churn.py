@@ -65,7 +65,7 @@ def test_equal_seeds_draw_equal_requests_and_different_seeds_do_not():
     )
 
 
-def test_a_trace_without_requests_for_gpus_gives_no_load():
+def test_arrivals_raises_if_no_request_of_the_trace_asks_for_gpus():
     with pytest.raises(CommandError, match="requests for GPUs"):
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 

@@ -236,7 +236,7 @@ def test_too_many_files_are_refused(pack):
     assert f"more than {FILES_MAX} files" in refusal(pack(members * 2 if pack is tar else members))
 
 
-def test_an_archive_without_the_entry_file_lists_its_files():
+def test_the_refusal_of_an_archive_without_entry_file_lists_its_files():
     reason = refusal(tar([("a/src/function.py", POLICY)]))
     assert "no code/function.py among the files (src/function.py)" in reason
 

@@ -66,8 +66,8 @@ def test_an_invalid_file_name_is_refused(name):
 
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
-def test_policies_are_written_in_python(kind):
-    """A null field counts as missing, since stored documents have all fields, even empty ones."""
+def test_a_policy_may_have_a_python_type_or_no_type(kind):
+    """A null field counts as missing, since stored documents have all fields, even unused ones."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 
 
@@ -107,7 +107,7 @@ def prepare(files=FILES, **more):
     return make_prepared(complete_policy_document({**GIVEN, **more}), files).record
 
 
-def test_the_record_has_all_fields_for_the_sandbox():
+def test_the_record_of_a_policy_has_all_fields_for_the_sandbox():
     record = prepare(policy_settings={"s": 1}, policy_parameters={"p": 2}, vendor="kept")
     assert record.ref.uri == "policies.first:v0.0.1-beta"
     assert (record.settings, record.parameters, record.files) == ({"s": 1}, {"p": 2}, FILES)
@@ -145,7 +145,7 @@ def test_a_comparison_names_the_differing_fields():
     assert differing_fields(old, schema, policy_only=True) == ["policy_input_schema"]
 
 
-def test_available_requirements_pass():
+def test_available_requirements_cause_no_warning():
     text = b"# needs\n\nnumpy>=2.1\nmsgspec ; python_version > '3'\nTyping\nheapq  # std\n"
     assert prepare({**FILES, "requirements.txt": text}).files["requirements.txt"] == text
 

@@ -105,7 +105,7 @@ def test_files_under_the_configured_folder_are_read(tmp_path):
         assert CodeSources(root=root).files(code, None) == FILES
 
 
-def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
+def test_links_and_paths_that_lead_out_of_the_folder_are_refused(tmp_path):
     root = tmp_path / "rules"
     (root / "linked").mkdir(parents=True)
     (tmp_path / "secret.py").write_text(POLICY)

@@ -443,7 +443,7 @@ async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, op
     assert all(each.path != "/cluster/../../admin" for each in site.requests)
 
 
-async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, open_place):
+async def test_a_metrics_query_for_one_cluster_uses_its_fresh_metrics(site, open_place):
     catalog = await open_place.open(site, "clusters metrics")
     site.requests.clear()
     for query in ({"clusterId": "a"}, {"clusterId": {"$in": ["a"]}}):
@@ -542,7 +542,7 @@ async def test_a_policy_that_was_read_is_used_while_its_store_is_away(site, open
         ({"code": POLICY, "policy_rule_uri": "x:1-y"}, Code.UNAVAILABLE, "another policy than"),
     ],
 )
-async def test_policies_of_a_store_that_cannot_be_used_are_refused_as_uploads_are(
+async def test_unusable_policies_of_a_store_are_refused_as_uploads_are(
     site, open_place, document, code, what
 ):
     catalog = await open_place.open(site, "policies")
@@ -553,7 +553,7 @@ async def test_policies_of_a_store_that_cannot_be_used_are_refused_as_uploads_ar
     assert catalog.memory.policy(URI) is None
 
 
-async def test_not_modified_for_an_unread_policy_is_an_error(site, open_place):
+async def test_the_answer_not_modified_for_an_unread_policy_is_an_error(site, open_place):
     catalog = await open_place.open(site, "policies")
     site.behave = answer("", 304)
     async with expect_refusal(Code.UNAVAILABLE):

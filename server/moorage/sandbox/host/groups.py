@@ -5,8 +5,8 @@ them. Tenants take turns at shared cells, and a tenant with long evaluations nev
 so another tenant waits only for evaluations that already run.
 
 Cells that decide about leases at the same time may choose the same place, and then only one of
-their proposals is granted. So a slow policy gets half as many such cells after each failed proposal, and one
-more after several grants.
+their proposals is granted. So a slow policy gets half as many such cells after each failed
+proposal, and one more after several grants.
 """
 
 import math

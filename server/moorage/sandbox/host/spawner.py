@@ -40,7 +40,7 @@ STABLE_SECONDS: Final = 60.0
 JAIL_SECONDS_MAX: Final = 10.0
 """Time limit from a fork to its confirmed jail, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
-"""Maximum stored reports of cells that died before their channel closed; then the oldest is lost."""
+"""Maximum stored reports of dead cells whose channel is still open; one more drops the oldest."""
 REFILL_SECONDS: Final = 0.02
 """Pause after a spare is taken; making the next one costs a core some milliseconds."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
@@ -321,7 +321,7 @@ class Spawner:
             self._spares.remove(cell)
 
     def call_at_end(self, cell: Cell, tell: Callable[[Death], None]) -> None:
-        """Call `tell` with the cause of a cell's end once the zygote reports it, or with `UNKNOWN`."""
+        """Call `tell` once the zygote has reported why a cell ended, or with `UNKNOWN`."""
         pid = cell.pid
         death = self._unheard.pop(pid, None)
         self.destroy(cell)
