@@ -11,8 +11,7 @@ class ClusterPut:
 
     Args:
         cluster: The fields of the document that placement uses.
-        live: Whether its `status` allows it as a candidate; False: from now on the cluster is no
-            candidate.
+        live: Whether the document's `status` allows placements on the cluster from now on.
     """
 
     cluster: Cluster

@@ -39,7 +39,7 @@ FEW: Final = 1000
 """Maximum clusters whose metrics a search looks up by id; with more, it searches all metrics."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
-"""Cluster and metrics documents by id; None: the document was deleted."""
+"""Changed clusters by id: cluster document and metrics; None: there are none any more."""
 
 
 class ClusterSearch:

@@ -3,7 +3,7 @@
 Each policy has a site of its own, empty at first. The allocator's core, jailed cells, verification
 and the queue are those of the daemon (`rehearsal`); the time is that of the timeline. The report
 contains no time of this machine, so the same input gives the same bytes, if the policies read no
-clock, draw from their seed alone and keep their deadlines.
+clock, take random numbers only from their seed, and meet their deadlines.
 """
 
 from collections import Counter

@@ -51,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     """Refuse file names to which no plot can be written.
 
     Raises:
-        CommandError: A path has another ending or no existing folder, or matplotlib is missing.
+        CommandError: A path ends in none of `KINDS`, or has no folder; or matplotlib is missing.
     """
     for path in paths:
         if path.suffix not in KINDS:

@@ -65,7 +65,7 @@ def is_archive(content: bytes) -> bool:
 
 
 def read_archive(content: bytes) -> dict[str, bytes]:
-    """Return the files of a policy's archive by path, the entry being `function.py`.
+    """Return the files of a policy's archive by path; the entry file is `function.py`.
 
     Raises:
         ServiceError: `bad_policy`: a member is a link, a device, absolute, outside or doubled; the

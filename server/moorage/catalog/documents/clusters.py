@@ -5,7 +5,7 @@ that of docs/reference/allocation-server.md, "Cluster documents", with a few mor
 Placement can use GPU `linkGroup`, `numa`, `exclusive`, and node `rack`, `zone`, `labels`. The
 machine of a node, whatever the node's name, is identified by GPU `uuid` (and `parentUuid` of a MIG
 instance) and node `machineId`, `providerId`. `unavailable` of a node or a whole cluster is the
-reason why nothing can start there: leases stand, and none is added.
+reason why nothing can start there: its leases stay, but it gets no more.
 """
 
 import math
@@ -26,7 +26,7 @@ from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
-"""Values of `status`, in any letter case, that make a cluster a candidate, as does no `status`."""
+"""Values of `status`, in any letter case, that allow placements, as does a missing `status`."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """The label with the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11

@@ -36,8 +36,8 @@ class PolicySchemas:
     """The schemas of one policy; each is None if the policy has no such schema.
 
     Args:
-        inputs: `policy_input_schema`, for the `inputs` of a request, or for the argument of `eval`;
-            for each element if that is a list.
+        inputs: `policy_input_schema`, for the `inputs` of a request, or for the argument of `eval`,
+            or for each of its elements if it is a list.
         output: `policy_output_schema`, for the result of `eval`, or for each element of a list.
         settings: `policy_settings_schema`.
         parameters: `policy_parameters_schema`.

@@ -272,7 +272,7 @@ def _cause(error: Exception) -> str:
 def _decode(content: bytes, shown: str) -> Files:
     """Return the files of downloaded content; the refusal of other content quotes nothing of it.
 
-    The user may not be allowed to read the content that this server can read there.
+    The user may not be allowed to read what this server can download.
     """
     try:
         files = _unpack(content)

@@ -46,7 +46,7 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
     Args:
         at: Seconds since the epoch.
         who: The tenant, or `moored` if the server itself made the change.
-        version: URI of the version in this change.
+        version: URI of the version that the change is about, e.g. the newly active one.
         former: The formerly active version, if this change replaced it.
         former_standing: Result of the former version's active time.
         former_digest: Digest of the former version, since its URI may later get other content.

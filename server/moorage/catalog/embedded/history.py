@@ -54,7 +54,7 @@ def note(
     digest: str,
     fields: tuple[str, ...] = (),
 ) -> None:
-    """Add a change to the history of a URI, within the transaction that makes it."""
+    """Add a change to the history of a URI, within the transaction that makes the change."""
     row = database.get("history", uri)
     changes = _changes(row.document) if row else []
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])

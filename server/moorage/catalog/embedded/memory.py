@@ -36,7 +36,7 @@ class Memory:
 
     Args:
         aliases: Names that stand for a version of a policy.
-        elsewhere: Parts that mirror a service: they start empty, and may be too old for an answer.
+        elsewhere: Parts that mirror a service; their documents may be missing or out of date.
     """
 
     def __init__(self, aliases: Aliases, elsewhere: frozenset[str] = frozenset()) -> None:

@@ -188,7 +188,7 @@ def write(
     document: Document,
     owner: str = "",
 ) -> DocumentEntry:
-    """Store a document unchanged; return it with all defaults."""
+    """Store `encoded`, the document as given; return an entry of `document`, with all defaults."""
     owner = database.put(kind, StoredRow(record_id, encoded, owner.encode()))
     parsed = None if kind == "metrics" else document
     return DocumentEntry(record_id, parsed, pack(document), len(encoded), owner)

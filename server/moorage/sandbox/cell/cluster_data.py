@@ -203,7 +203,7 @@ class ClusterData(LazyDict):
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
-        """Return the first argument of the constructor; callers store it, since a copy is quick."""
+        """Return `ids` for the constructor; reuse the result, since to copy it is quicker."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> JsonValue:

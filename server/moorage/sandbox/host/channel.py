@@ -58,22 +58,22 @@ class Owner(Protocol):
     meter: Meter | None
 
     def note_jail(self, cell: "Cell", frame: frames.CellJailed) -> None:
-        """A new cell reports whether its jail is complete."""
+        """Handle a new cell's report whether its jail is complete."""
 
     def note_probe(self, cell: "Cell", outcome: str) -> None:
-        """A cell has survived the attack that the self-test ordered."""
+        """Handle the report of a cell that survived the attack that the self-test ordered."""
 
     def note_load(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
-        """A policy was loaded, or has faults."""
+        """Handle the report that a policy was loaded, or has faults."""
 
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """The work at the head of the pipe returned a value."""
+        """Handle the value that the first work in the cell's pipe returned."""
 
     def fail_work(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
-        """The work at the head of the pipe failed."""
+        """Handle the failure of the first work in the cell's pipe."""
 
     def drop_cell(self, cell: "Cell", cause: str) -> None:
-        """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
+        """Handle the end of a cell; `cause` is `exit`, or how the cell broke the protocol."""
 
 
 class Cell(asyncio.Protocol):
@@ -83,7 +83,7 @@ class Cell(asyncio.Protocol):
         process: A new process, with its channel; `destroy` kills the process.
 
     Attributes:
-        sent: Work in the pipe, head first.
+        sent: Work in the pipe; the cell evaluates the first one, which is called the head.
         head_since: The time at which the present head became the head, by the monotonic clock.
         slow: Whether the head has run for longer than some milliseconds; new work goes elsewhere.
         demoted: Whether the cell runs at idle priority.

@@ -48,7 +48,7 @@ class _Run:
     level: float = 0.0
     """Overruns that answers and time have not forgiven."""
     at: float = 0.0
-    """Until when time was counted, in monotonic seconds, as all times here."""
+    """Time from which on `level` shrinks, in monotonic seconds, as all times here."""
     until: float = 0.0
 
 

@@ -53,7 +53,7 @@ class CellPool(CellsAndDeaths):
     """Assigns work to cells, and replaces cells that end.
 
     Args:
-        fleet: Read when a frame is built.
+        fleet: The live fleet, which is read when a frame for a cell is built.
         limits: All limits of the sandbox.
         mode: `jail`, or `unsafe` without the jail.
         finish: Called with the outcome of every piece of work: a value or a refusal, and the cell

@@ -202,12 +202,12 @@ class Sandbox:
         )
 
     async def start(self, *, attacked: bool = False) -> SandboxReport:
-        """Start the zygote and attack the jail; return the report.
+        """Start the zygote, test the jail by attacks, and return the report.
 
         Call `start` before serving, from the thread that runs the loop until the end.
 
         Args:
-            attacked: Whether another sandbox of this process has just withstood the attacks.
+            attacked: Whether to omit the attacks: another sandbox of this process withstood them.
 
         Raises:
             JailError: In mode `jail`, a layer is missing or an attack succeeded.
