@@ -77,7 +77,7 @@ def encode(document: JsonValue) -> bytes:
 
 
 def is_packable(value: JsonValue) -> bool:
-    """Return whether a value can be sent to a cell; integers of JSON may be too large."""
+    """Return whether a value can be sent to a cell: JSON integers may be too large for msgpack."""
     try:
         _packer.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):

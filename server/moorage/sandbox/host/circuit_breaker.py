@@ -1,4 +1,4 @@
-"""Refuses policies that hang too often, for a while and per tenant; `pool` asks this module.
+"""Refuses policies that hang too often, for a while and per tenant, for `pool`.
 
 Each stop of a policy that never returns costs other policies a kill, a fork and a jail. So if
 evaluations for one tenant are stopped at their deadline again and again, the policy's circuit opens

@@ -143,7 +143,11 @@ class SentContexts:
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
-        """Return the context for an evaluation's frame, whether to drop others, and the chain."""
+        """Return what an evaluation's frame says about contexts, and the evaluation's chain.
+
+        The first value is the context, None if the cell has it; the second is whether the cell
+        must forget all others.
+        """
         key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)

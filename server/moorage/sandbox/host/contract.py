@@ -240,7 +240,7 @@ class CodeFinding:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The outcome of `Sandbox.check`: usable exactly when there are no findings.
+    """The outcome of `Sandbox.check`: the policy is usable if there are no findings.
 
     Args:
         management: Whether the class has a `management` method.

@@ -122,7 +122,7 @@ class Managed:
     def merge(
         self, ref: PolicyRef, tenant: str, settings: JsonMapping, parameters: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """Return a request's overrides of defaults, on top of the changes."""
+        """Return a tenant's changes, with a request's settings and parameters on top of them."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
         if not changes:
             return settings, parameters
@@ -132,7 +132,7 @@ class Managed:
         )
 
     def apply(self, consult: Consult, ref: PolicyRef) -> Consult:
-        """Return a consultation whose ask also has the changes."""
+        """Return a consultation whose request also has its tenant's changes."""
         if not self._changes:
             return consult
         ask = consult.ask
@@ -494,7 +494,7 @@ class Sandbox:
             tenant: The tenant whose requests printed the text; text of other tenants is hidden.
 
         Returns:
-            Text by occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
+            Text by occasion: `loading`, `requests` (with `management`), `aside` (as a shadow).
         """
         names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
         printed = {

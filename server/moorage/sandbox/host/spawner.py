@@ -1,4 +1,4 @@
-"""Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
+"""Makes cells ahead of need with a zygote, and reports how cells end.
 
 `pool` uses this module. A cell leaves here jailed and empty; this module does not know its later
 use.
@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 class Spawner:
-    """Makes jailed cells without a policy, and tells how they end.
+    """Makes jailed cells without a policy, and reports how they end.
 
     Args:
         limits: All limits of the sandbox.

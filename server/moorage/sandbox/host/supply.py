@@ -1,4 +1,4 @@
-"""Chooses where the next cell of a policy runs: here or on a worker; only `pool` asks.
+"""Chooses where the next cell of a policy runs: here or on a worker. Only `pool` uses it.
 
 While workers are up, cells run on the workers. This machine runs only cells that no worker can
 have: for work that failed on a worker, for shadows, and for policies without a cell while all

@@ -31,7 +31,7 @@ from moorage.sandbox.wire.limits import (
 KILLS_MAX: Final = 2
 """Cells that may be killed from outside under one piece of work before it is refused."""
 RETRY_SECONDS: Final = 1.0
-"""Seconds after which a client may repeat a request that was refused for killed cells."""
+"""Seconds after which a client may repeat a request whose cells were killed from outside."""
 _HUNGRY: Final = 0.75
 """Share of a cell's memory from which its policy is at fault if the machine runs out of memory."""
 _NONCE_BYTES: Final = 8
