@@ -1,4 +1,4 @@
-"""In a churn, arrivals match the load from the start on, and stay for their drawn time."""
+"""In a simulated steady state, requests match the load from the start, and stay as drawn."""
 
 import numpy as np
 import pytest

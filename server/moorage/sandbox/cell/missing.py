@@ -23,7 +23,7 @@ WHY: Final = (
     " file system"
 )
 _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error", "timeout")
-"""Endings of exceptions' names."""
+"""Endings of names that stand for exception classes."""
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
 """Modules with these names contain only exceptions."""
 _state: Final = {"loading": False}

@@ -366,7 +366,7 @@ def _copy(value: JsonValue) -> JsonValue:
 
 
 def _classes(entry: str) -> str:
-    """Return a text with the classes that the entry file has instead."""
+    """Return a text with the classes that the entry file has instead of the required class."""
     lines = linecache.getlines(ROOT + entry)
     names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
     return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""

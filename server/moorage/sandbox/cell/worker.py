@@ -1,6 +1,6 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
-The zygote calls `live` in a fresh fork. `live` builds the wall and reports it; only then does the
+The zygote calls `live` in a fresh fork. `live` enters the jail and reports that; only then does the
 host send a policy. The policy can corrupt this process at any time. So the checks in this file
 protect nothing; they give the author of an honest policy clear errors.
 """

@@ -32,7 +32,7 @@ class Contexts:
 
     Attributes:
         changed: Contexts that changed since the daemon last took them.
-        conflicts: Changes that were dropped, since another process made one at the same time.
+        conflicts: Number of changes that were dropped, since another process made one first.
     """
 
     def __init__(self) -> None:

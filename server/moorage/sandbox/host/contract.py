@@ -85,7 +85,7 @@ class Guard(Protocol):
         """Return the data of a management command, completed, or raise `PolicyFault`."""
 
     def judge(self, value: JsonValue) -> Refusal | None:
-        """Return why what `eval` returned is refused, or None."""
+        """Return the refusal of the value that `eval` returned, or None."""
 
 
 @dataclass(frozen=True)

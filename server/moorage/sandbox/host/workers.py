@@ -41,7 +41,7 @@ PAUSE_SECONDS_MIN: Final = 1.0
 """Pause before an ended bridge is started again, doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
-"""A bridge that ran this long resets the pause before restarts."""
+"""A bridge that ran for these seconds resets the pause before restarts."""
 STOP_SECONDS_MAX: Final = 5.0
 """How long the bridge may take to disconnect from Ray; then it is killed."""
 FINDINGS_MAX: Final = 256
