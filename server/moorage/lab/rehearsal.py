@@ -180,7 +180,7 @@ class Rehearsal:
         await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
-        """Advance the time to `now`; leases and waits that expire before it end at their times."""
+        """Advance the time to `now`; end leases and waits that expire until then at their times."""
         while (due := self.allocator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
             await self.step(Tick())

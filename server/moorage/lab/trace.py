@@ -3,8 +3,8 @@
 `moored replay` and `moored bench` call this module and drive a trace through a real daemon; the
 tests of the shipped policies call it, too. Columns are those of the Alibaba cluster-trace-gpu-v2023
 files; its table of nodes is read by `moorage_client.inventory`, which imports such tables as
-fleets. The protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order,
-of which none ends, drawn again until their GPU demand is 1.3 times the capacity.
+fleets. The protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests come in random
+order, none ends, and more are drawn until their GPU demand is 1.3 times the capacity.
 """
 
 from collections import Counter

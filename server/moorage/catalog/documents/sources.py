@@ -342,8 +342,8 @@ def _too_large() -> ServiceError:
 def is_public(address: str) -> bool:
     """Return whether an address, as a resolver gives it, belongs to the public Internet.
 
-    Python's own `is_global` is not enough: it depends on the version, and an IPv6 address may carry
-    an IPv4 one.
+    Python's own `is_global` is not enough: its result depends on Python's version, and an IPv6
+    address may carry an IPv4 address.
     """
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):

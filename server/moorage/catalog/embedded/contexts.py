@@ -23,7 +23,7 @@ that is not in the file is lost at a restart.
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[ContextKey, int, bytes]
-"""The owner, the version number for clients (0: unknown), and the packed context."""
+"""The key of a context, its version number for clients (0: unknown), and its packed bytes."""
 
 
 class KeptContexts:

@@ -129,7 +129,7 @@ class RecordOwners:
         record: OwnedRecord,
         usage: Callable[[], Mapping[str, tuple[int, int]]],
     ) -> None:
-        """Count a stored record, or refuse it if its owner has too many or it is too large.
+        """Count a stored record, or refuse it if its owner then has too many records or bytes.
 
         Args:
             kind: Kind of the record.

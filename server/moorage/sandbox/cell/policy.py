@@ -2,7 +2,7 @@
 
 Everything here runs in the jail, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
-through `imports`. A policy may be registered even if it needs values of a caller.
+through `imports`. A policy may be registered even if its constructor needs values of a request.
 """
 
 import contextlib
@@ -273,7 +273,7 @@ class Policy:
         return found
 
     def forget(self, overrides: bytes, before: Snapshot) -> None:
-        """Construct the policy with these overrides again if `management` has changed them."""
+        """Drop the instance with these overrides if its settings or parameters have changed."""
         if self.snapshot(overrides) != before:
             del self._instances[overrides], self._given[overrides]
 

@@ -24,7 +24,7 @@ forgotten."""
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[Key, int, bytes]
-"""A context as it is on the disk: its owner, version and packed value."""
+"""A context as it is on the disk: its key, version and packed value."""
 
 
 class Contexts:
