@@ -40,7 +40,7 @@ def test_requests_stay_an_hour_on_average(stays):
     assert mean == pytest.approx(MEAN_STAY_SECONDS, rel=0.1)
 
 
-def test_stays_by_size_are_longer_for_more_gpus():
+def test_sized_stays_are_longer_for_requests_with_more_gpus():
     def mean(milli):
         stays = [a.stay for a in came if a.pod.demand_milli == milli]
         return sum(stays) / len(stays)

@@ -151,7 +151,7 @@ def _mean_leases(
     demand = np.array([pod.demand_milli for pod in pods], np.float64)
     held_milli = float((demand * means).sum() / means.sum())
     if not held_milli:
-        raise CommandError("a load needs a trace with requests for GPUs")
+        raise CommandError("the trace has no requests for GPUs, so no load can be drawn from it")
     return churn.load * capacity_milli / held_milli
 
 

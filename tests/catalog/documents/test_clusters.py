@@ -34,7 +34,7 @@ def document(*nodes, **more):
 L4S = {"count": 2, "memory": 48, "gpus": [{"modelName": "L4", "memory": 24}] * 2}
 
 
-def test_a_documented_cluster_becomes_a_model():
+def test_placement_reads_a_documented_cluster():
     cluster = cluster_model(document(node("node-0", L4S, vcpus={"count": 7.5})))
     (found,) = cluster.nodes
     assert cluster.id == "cluster-1"
@@ -42,7 +42,7 @@ def test_a_documented_cluster_becomes_a_model():
     assert found.gpus == (Gpu("0", "L4", 24), Gpu("1", "L4", 24))
 
 
-def test_the_model_has_the_optional_fields_of_devices_and_nodes():
+def test_placement_reads_the_optional_fields_of_devices_and_nodes():
     devices = [
         {"id": "gpu-a", "linkGroup": "x", "numa": 1, "exclusive": True},
         {"gpu_id": 7, "nvlinkGroup": 2},

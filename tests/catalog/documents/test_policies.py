@@ -115,7 +115,7 @@ def test_the_record_of_a_policy_has_all_fields_for_the_sandbox():
     assert record.document["digest"] == record.ref.digest
 
 
-def test_the_digest_covers_files_and_defaults_and_nothing_else():
+def test_the_digest_covers_files_and_defaults_and_no_descriptive_fields():
     digest = prepare().ref.digest
     assert prepare(description="another", tags="a,b").ref.digest == digest
     assert prepare(files=dict(reversed(FILES.items()))).ref.digest == digest
@@ -129,7 +129,7 @@ def test_the_digest_covers_files_and_defaults_and_nothing_else():
     assert len({digest, *(record.ref.digest for record in others)}) == 5
 
 
-def test_a_comparison_names_the_differing_fields():
+def test_the_comparison_of_two_documents_names_the_differing_fields():
     old = prepare(description="one", policy_settings={"s": 1}).document
     described = prepare(description="two", policy_settings={"s": 1}).document
     assert differing_fields(old, old, policy_only=False) == []
@@ -168,7 +168,7 @@ def test_of_many_unmet_requirements_the_first_are_named_and_the_rest_is_counted(
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 
 
-def test_all_faults_are_reported_at_once():
+def test_one_refusal_names_all_faults_of_a_policy_document():
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
     error = caught.value

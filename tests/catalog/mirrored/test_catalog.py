@@ -315,7 +315,7 @@ async def test_changes_of_the_registry_are_followed(site, open_place):
     assert {each.id for each in catalog.memory.models()} == {"a", "c"}
 
 
-async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, open_place):
+async def test_memory_answers_with_a_warning_while_the_registry_fails(site, open_place):
     catalog = await open_place.open(
         site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
     )
@@ -332,7 +332,7 @@ async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, open_p
     await until(lambda: catalog.freshness.at_hand(URI, None) == [])
 
 
-async def test_requests_are_refused_when_the_registry_is_away_too_long(site, open_place):
+async def test_requests_are_refused_once_the_registry_has_failed_too_long(site, open_place):
     catalog = await open_place.open(site, "clusters", follow=False, stale_seconds_max=0.0)
     site.by_path["/clusters/query"] = hang_up
     async with expect_refusal(Code.UNAVAILABLE) as caught:

@@ -141,7 +141,7 @@ def test_an_answer_cancels_only_overruns_of_its_tenant(circuits):
     assert circuits.refusal(work("b"), 5.0) is not None
 
 
-def test_overruns_that_the_time_has_cancelled_no_longer_count(circuits):
+def test_overruns_that_time_has_cancelled_no_longer_count(circuits):
     for _ in range(LIMIT - 1):
         circuits.overran(work(), 5.0)
     now = 7.0 + FORGIVEN_SECONDS
