@@ -39,7 +39,7 @@ FEW: Final = 1000
 """Maximum clusters whose metrics a search looks up by id; with more, it searches all metrics."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
-"""Changed clusters by id: cluster document and metrics; None: there are none any more."""
+"""Changed clusters by id, each with its document and its metrics; None: deleted."""
 
 
 class ClusterSearch:

@@ -434,7 +434,9 @@ async def test_an_answer_about_one_policy_has_its_own_size_limit(faulty, service
         ("search", {"matchType": "cluster"}, "/api/no-ir/similarity-search"),
     ],
 )
-async def test_a_search_goes_to_the_route_for_its_kind_and_envelope(faulty, service, action, body, path):
+async def test_a_search_goes_to_the_route_for_its_kind_and_envelope(
+    faulty, service, action, body, path
+):
     faulty.behave = answer({"success": True, "data": [{"id": "b"}, {"id": "a"}, {"id": "b"}]})
     assert await SearchService(service).find(action, body) == ["b", "a"]
     assert (faulty.requests[0].path, faulty.requests[0].body) == (path, body)

@@ -41,7 +41,7 @@ _MODULES_LEFT_OUT: Final = (
     *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
     *("logging.config", "multiprocessing.", "unittest.mock", "urllib.", "wsgiref.", "xml."),
 )
-"""Submodules of importable packages that cells lack; other unknown names there are misspelt."""
+"""Submodules that cells lack, of importable packages; other unknown names there are misspelt."""
 _WANTED: Final = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
 
 

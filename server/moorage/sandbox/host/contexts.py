@@ -145,8 +145,8 @@ class SentContexts:
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
         """Return what an evaluation's frame says about contexts, and the evaluation's chain.
 
-        The first value is the context, None if the cell has it; the second is whether the cell
-        must forget all others.
+        The first value is the context, None if the cell needs none; the second is whether the cell
+        must forget all other contexts.
         """
         key = (self._version, tenant)
         current = self._contexts.version(key)

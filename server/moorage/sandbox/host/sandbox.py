@@ -152,8 +152,8 @@ class Sandbox:
             tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
         workers: Other machines that run cells; None: there are none.
-        meter: Counts the processor time of evaluations. After too much of it, it refuses a tenant's
-            evaluations, except consultations for live requests; None: no count and no limit.
+        meter: Counts the processor time of evaluations, and refuses those of a tenant that used too
+            much, except consultations for live requests; None: no count and no limit.
 
     Attributes:
         uploads: Turns to read and check new policies; `rechecks`: turns to check known policies.
