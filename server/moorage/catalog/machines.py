@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonValue
 from moorage.records.rights import SERVER_ITSELF
 
 _SPARE: Final = 1000
-"""Clusters in memory, beyond twice the existing ones, at which the removed ones are dropped."""
+"""Removed clusters are dropped once memory has twice the existing clusters and this number."""
 
 
 class Machines:

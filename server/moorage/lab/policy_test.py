@@ -41,7 +41,7 @@ TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
 """If the median evaluation takes longer than this, the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Deadline in seconds of an evaluation under the profiler, which tries to end it after one."""
+"""Deadline in seconds of a profiled evaluation; the profiler tries to end it after 1 second."""
 PROFILE_REQUESTS: Final = 12
 """Number of first requests that the profiler evaluates: these have all kinds of demand."""
 BARE_REQUESTS: Final = 12

@@ -18,7 +18,7 @@ _PARTS: Final[dict[Kind, str]] = {
     "policy": "policies",
     "block_metrics": "block_metrics",
 }
-"""The part of the catalog, which may mirror an external service, by kind of record."""
+"""The part of the catalog that has a kind of record, for parts that may mirror a service."""
 
 
 class Marks(NamedTuple):

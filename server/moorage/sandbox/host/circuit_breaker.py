@@ -28,7 +28,7 @@ OPEN_SECONDS_MIN: Final = 1.0
 OPEN_SECONDS_MAX: Final = 30.0
 """Longest time that a circuit is open."""
 FORGIVEN_SECONDS: Final = 300.0
-"""Seconds that forgive as many overruns as open a circuit; time with an open one does not count."""
+"""Seconds that forgive as many overruns as open a circuit; while it is open, none is forgiven."""
 ANSWERS_PER_OVERRUN: Final = 100
 """Answers that forgive one overrun, however fast they come."""
 RUNS_MAX: Final = 4096

@@ -55,7 +55,7 @@ class Backlog:
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
-        """Return whether all lanes together have `most` works, and the tenant has its fair part.
+        """Return whether all lanes together have `most` works, and a tenant its fair part of them.
 
         So one tenant's requests never keep another out; in all there are at most twice as many
         works.

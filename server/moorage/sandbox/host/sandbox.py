@@ -86,7 +86,7 @@ PROPOSERS_MAX: Final = 65_536
 CHECKS_MAX: Final = 4
 """Maximum checks of policies at one time: each may use a cell's memory, and a processor core."""
 CHECKS_WAITING_MAX: Final = 32
-"""Maximum checks that wait; with one more, the tenant with most waiting checks loses its last."""
+"""Maximum waiting checks; with one more, the tenant with most of them loses its last one."""
 CHECKS_BUSY: Final = "policies wait for their check"
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; any user who may register a policy can "

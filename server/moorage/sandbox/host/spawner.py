@@ -34,7 +34,7 @@ PAUSE_SECONDS_MIN: Final = 0.1
 cannot run costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""If a new zygote starts only after more seconds, requests for a cell are refused at once."""
+"""If the pause before a new zygote has more seconds, requests for a cell are refused at once."""
 STABLE_SECONDS: Final = 60.0
 """If two zygotes die more than these seconds apart, the second counts as the first in a row."""
 JAIL_SECONDS_MAX: Final = 10.0

@@ -24,7 +24,7 @@ from moorage.sandbox.wire.limits import Limits
 SHARE: Final = 0.75
 """Largest share, for one tenant, of the cells that do no work of other tenants."""
 BURNING_CELLS_MIN: Final = 4
-"""Number of a tenant's evaluations at idle priority from which its new cells start there, too."""
+"""Evaluations of a tenant at idle priority from which its new cells start at that priority."""
 IN_USE_SECONDS: Final = 60.0
 """How long a cell counts as in use after the latest evaluation of its policy."""
 DOUBT_SECONDS: Final = 30.0
