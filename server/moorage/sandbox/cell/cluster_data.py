@@ -203,7 +203,7 @@ class ClusterData(LazyDict):
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
-        """Return the constructor's argument `ids`; reuse the result, since to copy it is quicker."""
+        """Return the constructor's argument `ids`; reuse the result, since a copy is quicker."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> JsonValue:
