@@ -73,7 +73,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "catalog.db"
 
 
-async def test_a_killed_catalog_is_intact(path: Path):
+async def test_a_catalog_is_intact_after_its_process_is_killed(path: Path):
     stored = await kill_writer(path)
     assert len(stored) == len(NAMES)
     assert await policies(path) == (stored, [])
@@ -100,7 +100,7 @@ async def test_the_loss_of_a_database_file_is_noticed(path: Path, name: str):
 
 
 @pytest.mark.parametrize("column", ["document", "files"])
-async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
+async def test_a_policy_changed_on_disk_is_set_aside_and_may_be_stored_again(
     path: Path, column: str
 ):
     stored = await kill_writer(path)

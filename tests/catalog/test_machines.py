@@ -28,7 +28,7 @@ async def refusal(work, place="nodes.nodeData[0]"):
     return caught.value
 
 
-def test_nodes_of_one_kind_share_a_record_despite_different_identities():
+def test_nodes_with_equal_devices_share_one_list_of_devices():
     one = node("a", "GPU-AB", machineId="m", providerId="aws:///eu/i-1")
     (first, second) = cluster_model(cluster("c", one, node("b", "GPU-CD"))).nodes
     assert first.identity == ("machine m", "provider aws:///eu/i-1", "device gpu-ab")
@@ -48,7 +48,7 @@ def test_nodes_of_one_kind_share_a_record_despite_different_identities():
         node("x", machineId="M "),
     ],
 )
-async def test_a_refused_second_name_of_a_machine_comes_with_the_registered_name(catalog, same):
+async def test_the_refusal_of_a_second_name_of_a_machine_has_the_registered_name(catalog, same):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     error = await refusal(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
     assert "copy/x is the machine that is registered as lab/gpu1" in error.reason
@@ -103,7 +103,7 @@ async def test_two_nodes_of_one_document_with_one_identity_are_one_machine(catal
     )
 
 
-async def test_an_instance_and_its_gpu_are_one_machine(catalog):
+async def test_a_mig_instance_and_its_gpu_are_one_machine(catalog):
     await catalog.clusters.create(cluster("lab", node("a", "GPU-1")))
     part = node("b", "MIG-1")
     part["gpus"]["gpus"][0]["parentUuid"] = "GPU-1"

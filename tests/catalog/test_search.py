@@ -52,7 +52,7 @@ async def test_a_filter_finds_clusters_in_the_order_of_their_ids_live_or_not(cat
     assert [name for name in ("c1", "c8", "none") if catalog.memory.is_live(name)] == ["c1"]
 
 
-async def test_metrics_are_searched_first_and_limit_the_clusters(catalog):
+async def test_a_search_finds_clusters_that_meet_both_conditions(catalog):
     both = filter_of(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
     assert await catalog.search.matching(both) == ["c4"]
     assert await catalog.search.matching(filter_of(clusterMetricsQuery=free(10))) == ["c1", "c4"]
@@ -150,7 +150,7 @@ async def test_a_cancelled_search_loses_no_change(catalog):
     assert await catalog.search.matching(two) == []
 
 
-async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalog):
+async def test_a_pattern_that_would_read_too_much_is_refused_with_its_place(catalog):
     for number in range(300):
         await catalog.metrics.put({"clusterId": f"m{number}", "text": "x" * (3_500 + number)})
     pattern = {"text": {"$regex": "[a-w][0-9]"}}

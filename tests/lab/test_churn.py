@@ -1,4 +1,4 @@
-"""In a churn, arrivals match the load from the start on, and stay for their drawn time."""
+"""In a simulated steady state, requests match the load from the start, and stay as drawn."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_requests_stay_an_hour_on_average(stays):
     assert mean == pytest.approx(MEAN_STAY_SECONDS, rel=0.1)
 
 
-def test_stays_by_size_are_longer_for_more_gpus():
+def test_sized_stays_are_longer_for_requests_with_more_gpus():
     def mean(milli):
         stays = [a.stay for a in came if a.pod.demand_milli == milli]
         return sum(stays) / len(stays)
@@ -65,7 +65,7 @@ def test_equal_seeds_draw_equal_requests_and_different_seeds_do_not():
     )
 
 
-def test_a_trace_without_requests_for_gpus_gives_no_load():
+def test_arrivals_raises_if_no_request_of_the_trace_asks_for_gpus():
     with pytest.raises(CommandError, match="requests for GPUs"):
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 

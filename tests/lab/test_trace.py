@@ -140,7 +140,7 @@ def test_a_trace_above_the_limit_loses_gpu_requests_at_random():
     assert set(drawn) != set(arrivals(pods, 10_000, arrive=1.0, seed=4))
 
 
-def test_a_trace_without_gpus_does_not_grow():
+def test_no_requests_are_added_to_a_trace_without_gpu_requests():
     assert len(arrivals(pods_of(*[CPU] * 7), 10_000)) == 7
 
 

@@ -199,7 +199,7 @@ async def bench(make_bench):
 
 @pytest_asyncio.fixture
 async def hasty(make_bench):
-    """A started sandbox for policies that never end; other policies still get their turn."""
+    """A started sandbox with a short deadline, for policies that never end."""
     return await make_bench(limits=Limits(evaluation_seconds=1.0))
 
 
@@ -221,7 +221,7 @@ async def shared_bench(make_common):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hasty_bench(make_common):
-    """A started sandbox for policies that never end, shared by the tests of a file."""
+    """A started sandbox with a short deadline, for policies that never end, for a whole file."""
     return await make_common(limits=Limits(evaluation_seconds=1.0))
 
 

@@ -9,7 +9,7 @@ SPENT: Final = (
     f"A request may cause at most {REQUESTS_MAX} requests to external services, and this "
     "request caused them. Their answers are stored for the next request."
 )
-"""The text of a warning or refusal for an external request that was not sent."""
+"""The text of a warning or refusal if the limit stops a request to an external service."""
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class Allowance:
     """The number of requests to external services that an allocation request may still cause.
 
     Repetitions after a failure do not count, nor does the download of a policy's code, once per
-    version. To join a request that is under way for another tenant counts.
+    version. Joining a request that already runs for another tenant counts.
     """
 
     left: int = REQUESTS_MAX

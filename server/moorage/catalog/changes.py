@@ -11,8 +11,7 @@ class ClusterPut:
 
     Args:
         cluster: The fields of the document that placement uses.
-        live: Whether its `status` allows it as a candidate; False: from now on the cluster is no
-            candidate.
+        live: Whether the document's `status` allows placements on the cluster from now on.
     """
 
     cluster: Cluster
@@ -56,7 +55,7 @@ class PolicyDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ClustersListed:
-    """An unreachable registry was read for the first time: these are all its clusters."""
+    """The external registry was read for the first time; clusters not in `cluster_ids` are gone."""
 
     cluster_ids: frozenset[ClusterId]
 

@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonValue
 from moorage.records.rights import SERVER_ITSELF
 
 _SPARE: Final = 1000
-"""Removed clusters that may stay in memory, beyond the number of existing ones, before a sweep."""
+"""Removed clusters are dropped once memory has twice the existing clusters and this number."""
 
 
 class Machines:
@@ -86,7 +86,10 @@ class Machines:
 
 
 def _twice(name: str, number: int, other: str, owner: str) -> ServiceError:
-    """Return the refusal of a machine; `owner` is the other tenant that has it; empty: none."""
+    """Return the refusal of a node whose machine is registered already.
+
+    `owner` is the tenant that registered it; empty: the same tenant, or unknown.
+    """
     cluster = other.partition("/")[0]
     move = f"take it out of {cluster} first"
     if owner:

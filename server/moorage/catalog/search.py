@@ -33,13 +33,13 @@ T = TypeVar("T")
 WAITING_MAX: Final = 1024
 """Maximum searches at one time; one more is refused as `busy`."""
 CHANGED_MAX: Final = 4 * CLUSTERS_MAX
-"""Maximum changed ids collected between two searches; with more, the next search indexes all."""
+"""Maximum changed ids between two searches; with more, the next search indexes all documents."""
 
 FEW: Final = 1000
-"""Maximum clusters that a search passes to the metrics index; with more, it filters the result."""
+"""Maximum clusters whose metrics a search looks up by id; with more, it searches all metrics."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
-"""Cluster and metrics documents by id; None: the document was deleted."""
+"""Changed clusters by id, each with its document and its metrics; None: deleted."""
 
 
 class ClusterSearch:
@@ -164,7 +164,7 @@ class DocumentSearch:
     def _name_clusters(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
-        """Return the only document that a condition matches, if it names a known id.
+        """Return the id of the only document that a condition matches, if it names a known id.
 
         The result is None for a condition of another form, which the thread must evaluate.
         """

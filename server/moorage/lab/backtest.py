@@ -3,7 +3,7 @@
 Each policy has a site of its own, empty at first. The allocator's core, jailed cells, verification
 and the queue are those of the daemon (`rehearsal`); the time is that of the timeline. The report
 contains no time of this machine, so the same input gives the same bytes, if the policies read no
-clock, draw from their seed alone and keep their deadlines.
+clock, take random numbers only from their seed, and meet their deadlines.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ class BacktestJob:
 
 @dataclass(slots=True)
 class SizeOutcome:
-    """Results for requests of one size, such as `share` or `8 GPUs`."""
+    """Results for requests of one size, such as `share` (a part of one GPU) or `8 GPUs`."""
 
     asked: int = 0
     granted: int = 0
@@ -91,12 +91,13 @@ class BacktestRun:
     Attributes:
         name: The policy's URI.
         asked, granted: Numbers of requests.
-        allocation_percent: Allocated share of the fleet's GPU milli at the last request.
-        allocation_percent_mean: Mean of the allocated share over the samples.
-        fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
+        allocation_percent: Allocated percentage of the fleet's GPU capacity at the last request.
+        allocation_percent_mean: Mean of the allocated percentage over the samples.
+        fragmentation_percent: Percentage of the fleet's GPU capacity that is free, but that typical
+            requests cannot use, at the last request.
         waited: Number of requests that were granted after a wait.
         waited_seconds_mean: Mean wait of all granted requests.
-        refused_percent: GPU milli of the requests without a lease, in percent of all requested.
+        refused_percent: Percentage of the requested GPU capacity whose requests got no lease.
         sizes: For each size of request, how many were asked and granted, and the mean wait of
             granted requests.
         refusals: Number of requests without a lease, by code.
@@ -265,7 +266,7 @@ def _sample(
 
 
 def fragmentation_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
-    """Return the free GPU milli that typical requests cannot use, on average.
+    """Return the free thousandths of GPUs that typical requests cannot use, on average.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23). If a request does not fit on a node,
     all free GPU milli there are fragmented; otherwise the free milli of GPUs that the request

@@ -50,8 +50,8 @@ class Churn:
     """The parameters of arrivals and ends of requests.
 
     Args:
-        load: GPU demand that leases would hold if all requests fitted, as a multiple of the
-            capacity.
+        load: Mean number of GPUs that leases would hold if all requests fitted, as a multiple of
+            the fleet's GPUs.
         stays: The distribution of durations.
         length: Length of the measurement after the warm-up, in mean durations.
     """
@@ -82,7 +82,7 @@ def arrivals(
 
     Args:
         pods: The trace from which requests are drawn.
-        capacity_milli: GPU milli of the fleet.
+        capacity_milli: Number of GPUs of the fleet, in thousandths.
         churn: Load and durations of the requests.
         seed: Seed of all random choices.
         later: A trace from which requests are drawn in the second half of the measured time, at the
@@ -151,7 +151,7 @@ def _mean_leases(
     demand = np.array([pod.demand_milli for pod in pods], np.float64)
     held_milli = float((demand * means).sum() / means.sum())
     if not held_milli:
-        raise CommandError("a load needs a trace with requests for GPUs")
+        raise CommandError("the trace has no requests for GPUs, so no load can be drawn from it")
     return churn.load * capacity_milli / held_milli
 
 

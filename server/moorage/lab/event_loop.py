@@ -13,8 +13,8 @@ T = TypeVar("T")
 def run_until_sigterm(main: Coroutine[object, object, T]) -> T:
     """Run a coroutine. SIGTERM cancels it, so that it cleans up.
 
-    A handler of the module `signal` would raise an error in the running callback; a transport would
-    report it as a fatal error, and go on.
+    A handler of the module `signal` would raise an error in the running callback. If that is a
+    transport's callback, asyncio would log the error and go on.
 
     Raises:
         SystemExit: SIGTERM arrived.

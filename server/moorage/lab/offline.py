@@ -3,7 +3,7 @@
 The program reads a job from stdin, as JSON (a what-if as msgpack), and writes the result to stdout.
 
 The command line is a client and may not import the server's packages; it starts this program
-instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
+instead, with its own interpreter. So the jail's processes are children of this program.
 """
 
 import contextlib

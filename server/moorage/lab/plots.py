@@ -33,12 +33,12 @@ _METADATA: Final[Mapping[str, JsonObject]] = {
 
 
 class PlotSample(NamedTuple):
-    """The figures of a backtest at one moment, in percent of the fleet's GPU milli.
+    """The figures of a backtest at one moment, in percent of the fleet's GPU capacity.
 
     Args:
         demanded_percent: The demand of all requests until this moment.
-        allocation_percent: The GPU milli that leases held.
-        fragmentation_percent: The free GPU milli that typical requests could not use.
+        allocation_percent: The capacity that leases held.
+        fragmentation_percent: The free capacity that typical requests could not use.
     """
 
     at_seconds: float
@@ -51,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     """Refuse file names to which no plot can be written.
 
     Raises:
-        CommandError: A path has another ending or no existing folder, or matplotlib is missing.
+        CommandError: A path ends in none of `KINDS`, or has no folder; or matplotlib is missing.
     """
     for path in paths:
         if path.suffix not in KINDS:

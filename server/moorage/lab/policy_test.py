@@ -41,7 +41,7 @@ TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
 """If the median evaluation takes longer than this, the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Seconds of an evaluation's deadline under the profiler, which ends it after one if possible."""
+"""Deadline in seconds of a profiled evaluation; the profiler tries to end it after 1 second."""
 PROFILE_REQUESTS: Final = 12
 """Number of first requests that the profiler evaluates: these have all kinds of demand."""
 BARE_REQUESTS: Final = 12
@@ -55,11 +55,11 @@ PRINTS_SHOWN: Final = 5
 PRINT_CHARACTERS_MAX: Final = 600
 """Maximum characters of one request's printed output that a report shows."""
 HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
-"""Seeds of text hashes, which determine the order of sets: a policy that chooses between two
-elements of a set passes all seeds once in 128 times, but two seeds every other time."""
+"""Seeds of text hashes, which determine the order of sets. A policy that depends on the order of
+two elements is overlooked in one of 128 tests; with only two seeds, in every second test."""
 QUICK_SECONDS: Final = 1.0
-"""Seconds within which a policy answers all requests to be tested with more than two seeds, two at
-a time: such policies stay far from their deadlines on a busy machine, too."""
+"""A policy that answers all requests within these seconds is tested with more than two seeds, two
+at a time: it stays far from its deadlines even on a busy machine."""
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 

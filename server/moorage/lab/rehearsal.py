@@ -60,7 +60,7 @@ class Decision:
     """The decision on one request.
 
     Args:
-        answer: The reply for its client; None while it waits in the queue.
+        answer: The reply for the client; None while the request waits in the queue.
         values: The values that the policy returned, one per consultation.
         seconds: Duration of the longest consultation.
     """
@@ -80,7 +80,7 @@ class Rehearsal:
             would answer in a random order, and its circuit never opens.
         hash_seed: Seed of the cells' text hashes, so that the order of sets is reproducible, too.
         services: Services for the clients of policies; None: the rehearsal's own catalog.
-        attacked: Whether another sandbox has just withstood the attacks, as in `Sandbox.start`.
+        attacked: Whether to omit the self-test of the jail, since another sandbox just passed it.
 
     Attributes:
         allocator: The core. Its state may be read.
@@ -180,7 +180,7 @@ class Rehearsal:
         await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
-        """Advance the time to `now`; leases and waits that expire before it end at their times."""
+        """Advance the time to `now`; end leases and waits that expire until then at their times."""
         while (due := self.allocator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
             await self.step(Tick())

@@ -56,8 +56,8 @@ class Timeline:
         source: The origin, in words and with digests of the files.
         inventory: Changes of the fleet, each with its time.
         asks: Requests with their times. The replay fills in the policy; a lease ends by itself
-            after the time for which it was held before.
-        pods: The demands, for policies that use them and for the fragmentation.
+            after the time for which the trace or the ledger says it was held.
+        pods: The requests as a trace; the measure of fragmentation and some policies need them.
         documents: Cluster documents, where they are known.
         notes: Sentences about data that the source lacks.
         measured_from: Start of the measurement, in seconds; before it, the fleet warms up.

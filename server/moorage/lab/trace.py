@@ -3,8 +3,8 @@
 `moored replay` and `moored bench` call this module and drive a trace through a real daemon; the
 tests of the shipped policies call it, too. Columns are those of the Alibaba cluster-trace-gpu-v2023
 files; its table of nodes is read by `moorage_client.inventory`, which imports such tables as
-fleets. The protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order,
-of which none ends, drawn again until their GPU demand is 1.3 times the capacity.
+fleets. The protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests come in random
+order, none ends, and more are drawn until their GPU demand is 1.3 times the capacity.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ _Class = tuple[int, int, int, tuple[str, ...]]
 
 
 TYPICAL_SHARES: Final = {"fgd": TYPICAL_SHARE, "expected_fill": 1.0}
-"""Policies that get a trace's typical requests as a parameter, and the share of all requests."""
+"""Share of all requests that the typical classes make up, by policy with a parameter `typical`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TracePod:
 
     @property
     def demand_milli(self) -> int:
-        """The GPU milli of all devices of the request."""
+        """The demand for all devices together, in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     def resources(self) -> JsonObject:
@@ -150,7 +150,7 @@ def arrivals(
 
     Args:
         pods: The trace.
-        capacity_milli: GPU milli of all nodes together.
+        capacity_milli: GPUs of all nodes together, in thousandths.
         arrive: GPU demand to reach, as a multiple of the capacity.
         seed: Seed of the order and of the draws.
     """
@@ -195,7 +195,7 @@ def permute_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
 
 
 def capacity_milli(nodes: Sequence[TraceNode]) -> int:
-    """Return the GPU milli of all nodes in total."""
+    """Return the number of GPUs of all nodes, in thousandths."""
     return sum(node.gpus for node in nodes) * GPU_MILLI
 
 

@@ -1,6 +1,6 @@
 """What-if: applies changes to a copy of a server's state, and returns the effects.
 
-The daemon starts this as a separate program (`lab.offline`), and sends it the state as the facts of
+The daemon starts it as a separate program (`lab.offline`), and sends it the state as the facts of
 a checkpoint. The core, the jail and the policies are those of the daemon. No workloads run here,
 and a workload that has to stop counts as stopped at once.
 """
@@ -39,7 +39,7 @@ from moorage.sandbox.host.sandbox import Limits
 from moorage.storage.base import FactRow
 
 SHOWN_MAX: Final = 1_000
-"""Maximum rows of each kind that the answer lists; further rows are counted."""
+"""Maximum entries of each list in the answer; further entries are only counted."""
 _NOBODY: Final = Tenant("what-if")
 _NOWHERE: Final = Address(SESSION, 0)
 
@@ -55,10 +55,10 @@ class WhatIfJob:
         policies: The policies that may be consulted: reference, files and document.
         change: The change; `swaps` has its policies, by the URI of the policy that each replaces.
         asks: Whether there is a request to decide.
-        sees_all: Whether to show other tenants' rows.
+        sees_all: Whether the answer names leases and requests of other tenants.
         mode: The isolation of policies, as in `moored serve --sandbox`.
         limits: Limits of one evaluation and its cell.
-        overtaken_max: How often a waiter may be overtaken.
+        overtaken_max: Number of later requests that may overtake a waiting request.
     """
 
     at: float

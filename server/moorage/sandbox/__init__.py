@@ -1,4 +1,4 @@
-"""Runs policies in jailed processes: host, zygote, cell. The daemon enters by `host.sandbox`.
+"""Runs policies in jailed processes: host, zygote, cell. The daemon uses `host.sandbox`.
 
 This file imports nothing on purpose: the zygote imports the package too, and must not load the
 server's half of it (asyncio, sockets, the core).

@@ -95,7 +95,7 @@ def test_a_python_file_outside_of_known_folders_is_refused(name):
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_an_entry_file_at_the_top_is_found_and_litter_is_ignored(pack):
+def test_an_entry_file_at_the_top_is_found_and_system_files_are_ignored(pack):
     packed = pack(
         [
             ("./function.py", POLICY),
@@ -114,7 +114,7 @@ def test_an_entry_file_at_the_top_is_found_and_litter_is_ignored(pack):
     "name",
     ["../evil.py", "code/../../evil.py", "/etc/evil.py", "C:/evil.py", "a//b.py"],
 )
-def test_paths_out_of_the_archive_are_refused(pack, name):
+def test_paths_that_lead_out_of_the_archive_are_refused(pack, name):
     reason = refusal(pack([("code/function.py", POLICY), (name, b"x")]))
     assert repr(name) in reason
 
@@ -143,7 +143,7 @@ def test_all_files_of_an_archive_may_be_in_one_top_folder(pack):
     assert "lies outside of code/" in refusal(pack(lost))
 
 
-def test_a_folder_with_a_path_out_of_the_archive_is_refused():
+def test_a_folder_whose_path_leads_out_of_the_archive_is_refused():
     folder = special("../outside", tarfile.DIRTYPE)
     assert "outside" in refusal(tar([("code/function.py", POLICY), (folder, b"")]))
     assert "outside" in refusal(zip_of([("code/function.py", POLICY), ("../outside/", b"")]))
@@ -236,7 +236,7 @@ def test_too_many_files_are_refused(pack):
     assert f"more than {FILES_MAX} files" in refusal(pack(members * 2 if pack is tar else members))
 
 
-def test_an_archive_without_the_entry_file_lists_its_files():
+def test_the_refusal_of_an_archive_without_entry_file_lists_its_files():
     reason = refusal(tar([("a/src/function.py", POLICY)]))
     assert "no code/function.py among the files (src/function.py)" in reason
 

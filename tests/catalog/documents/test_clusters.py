@@ -34,7 +34,7 @@ def document(*nodes, **more):
 L4S = {"count": 2, "memory": 48, "gpus": [{"modelName": "L4", "memory": 24}] * 2}
 
 
-def test_a_documented_cluster_becomes_a_model():
+def test_placement_reads_a_documented_cluster():
     cluster = cluster_model(document(node("node-0", L4S, vcpus={"count": 7.5})))
     (found,) = cluster.nodes
     assert cluster.id == "cluster-1"
@@ -42,7 +42,7 @@ def test_a_documented_cluster_becomes_a_model():
     assert found.gpus == (Gpu("0", "L4", 24), Gpu("1", "L4", 24))
 
 
-def test_the_model_has_the_optional_fields_of_devices_and_nodes():
+def test_placement_reads_the_optional_fields_of_devices_and_nodes():
     devices = [
         {"id": "gpu-a", "linkGroup": "x", "numa": 1, "exclusive": True},
         {"gpu_id": 7, "nvlinkGroup": 2},
@@ -65,7 +65,7 @@ def test_the_model_has_the_optional_fields_of_devices_and_nodes():
         ({"count": "2", "memory": "48"}, ("", 24)),
     ],
 )
-def test_counted_devices_get_ids(group, expected):
+def test_devices_given_only_by_their_number_get_ids(group, expected):
     (found,) = cluster_model(document(node("n", group))).nodes
     assert [(gpu.id, gpu.model, gpu.memory_mib) for gpu in found.gpus] == [
         ("0", *expected),
@@ -73,7 +73,7 @@ def test_counted_devices_get_ids(group, expected):
     ]
 
 
-def test_counted_devices_of_several_models_keep_their_own_models():
+def test_devices_given_only_by_their_number_may_have_several_models():
     group = {"count": 2, "modelNames": ["L4", "T4"]}
     (found,) = cluster_model(document(node("n", group))).nodes
     assert [gpu.model for gpu in found.gpus] == ["L4", "T4"]

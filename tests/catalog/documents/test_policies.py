@@ -66,8 +66,8 @@ def test_an_invalid_file_name_is_refused(name):
 
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
-def test_policies_are_written_in_python(kind):
-    """A null field counts as missing, since stored documents have all fields, even empty ones."""
+def test_a_policy_may_have_a_python_type_or_no_type(kind):
+    """A null field counts as missing, since stored documents have all fields, even unused ones."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 
 
@@ -107,7 +107,7 @@ def prepare(files=FILES, **more):
     return make_prepared(complete_policy_document({**GIVEN, **more}), files).record
 
 
-def test_the_record_has_all_fields_for_the_sandbox():
+def test_the_record_of_a_policy_has_all_fields_for_the_sandbox():
     record = prepare(policy_settings={"s": 1}, policy_parameters={"p": 2}, vendor="kept")
     assert record.ref.uri == "policies.first:v0.0.1-beta"
     assert (record.settings, record.parameters, record.files) == ({"s": 1}, {"p": 2}, FILES)
@@ -115,7 +115,7 @@ def test_the_record_has_all_fields_for_the_sandbox():
     assert record.document["digest"] == record.ref.digest
 
 
-def test_the_digest_covers_files_and_defaults_and_nothing_else():
+def test_the_digest_covers_files_and_defaults_and_no_descriptive_fields():
     digest = prepare().ref.digest
     assert prepare(description="another", tags="a,b").ref.digest == digest
     assert prepare(files=dict(reversed(FILES.items()))).ref.digest == digest
@@ -129,7 +129,7 @@ def test_the_digest_covers_files_and_defaults_and_nothing_else():
     assert len({digest, *(record.ref.digest for record in others)}) == 5
 
 
-def test_a_comparison_names_the_differing_fields():
+def test_the_comparison_of_two_documents_names_the_differing_fields():
     old = prepare(description="one", policy_settings={"s": 1}).document
     described = prepare(description="two", policy_settings={"s": 1}).document
     assert differing_fields(old, old, policy_only=False) == []
@@ -145,7 +145,7 @@ def test_a_comparison_names_the_differing_fields():
     assert differing_fields(old, schema, policy_only=True) == ["policy_input_schema"]
 
 
-def test_available_requirements_pass():
+def test_available_requirements_cause_no_warning():
     text = b"# needs\n\nnumpy>=2.1\nmsgspec ; python_version > '3'\nTyping\nheapq  # std\n"
     assert prepare({**FILES, "requirements.txt": text}).files["requirements.txt"] == text
 
@@ -168,7 +168,7 @@ def test_of_many_unmet_requirements_the_first_are_named_and_the_rest_is_counted(
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 
 
-def test_all_faults_are_reported_at_once():
+def test_one_refusal_names_all_faults_of_a_policy_document():
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
     error = caught.value

@@ -17,7 +17,7 @@ def test_a_policy_without_requirements_has_no_warnings():
 
 
 @pytest.mark.parametrize("name", sorted({module.partition(".")[0] for module in IMPORTABLE}))
-def test_importable_packages_are_met_requirements(name):
+def test_requirements_for_importable_packages_are_met(name):
     assert not find_unmet(f"{name.upper()} >= 0 ; python_version > '3'  # why")
 
 

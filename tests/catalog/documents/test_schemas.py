@@ -89,8 +89,8 @@ def test_a_policy_with_another_schema_is_another_policy():
         ),
     ],
 )
-def test_malformed_parts_are_stored_with_a_warning(more, field):
-    """Other servers read no schemas, so existing documents have malformed schemas."""
+def test_malformed_parts_of_schemas_are_stored_with_a_warning(more, field):
+    """Other servers read no schemas, so existing documents may have malformed schemas."""
     found = prepare_policy(**more)
     (warning,) = found.warnings
     assert warning.startswith(f"{field}: expected ")
@@ -164,7 +164,7 @@ def test_answers_are_checked_against_the_output_schema():
         assert "a:1-b does not keep to its policy_output_schema" in error.reason
 
 
-def test_undeclared_commands_are_refused():
+def test_undeclared_management_commands_are_refused():
     found = schemas(
         management_commands_schema=[{"name": "reset"}, {"name": "set", "schema": {"size": SIZE}}]
     )

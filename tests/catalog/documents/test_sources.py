@@ -105,7 +105,7 @@ def test_files_under_the_configured_folder_are_read(tmp_path):
         assert CodeSources(root=root).files(code, None) == FILES
 
 
-def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
+def test_links_and_paths_that_lead_out_of_the_folder_are_refused(tmp_path):
     root = tmp_path / "rules"
     (root / "linked").mkdir(parents=True)
     (tmp_path / "secret.py").write_text(POLICY)
@@ -316,7 +316,7 @@ async def test_a_host_is_resolved_once_and_the_download_uses_only_the_resolved_a
     assert resolver.answers == [["169.254.169.254"]]
 
 
-async def test_a_name_with_one_address_that_is_not_public_is_refused(server, monkeypatch):
+async def test_a_host_with_one_address_that_is_not_public_is_refused(server, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(["1.1.1.1", "127.0.0.1"]))
     fault = await fetch_refusal(f"http://code.example:{server.server_port}/secret")
     assert "code.example is not public" in fault.reason
@@ -380,7 +380,7 @@ def tls(tmp_path, monkeypatch):
     return context
 
 
-async def test_a_certificate_is_checked_by_name(tls):
+async def test_the_certificate_must_have_the_name_of_the_host(tls):
     with serving(tls) as server:
         fetcher = CodeSources(hosts=frozenset({"localhost", "127.0.0.1"}))
         at = f"localhost:{server.server_port}"

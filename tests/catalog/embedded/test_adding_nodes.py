@@ -66,7 +66,7 @@ async def test_joining_nodes_are_parsed_outside_of_the_event_loop(clusters):
     assert threading.get_ident() not in Noting.threads
 
 
-async def test_adding_nodes_replaces_nodes_and_leaves_other_fields(clusters):
+async def test_adding_nodes_replaces_nodes_of_equal_ids_and_no_other_fields(clusters):
     await clusters.create(farm(machine("a"), machine("b"), region="eu", status="live"))
     given = {"nodes": {"nodeData": [machine("b", 16)]}, "region": "us", "status": "down"}
     document, new = await clusters.add_nodes("farm", given)

@@ -98,7 +98,7 @@ async def test_a_cluster_is_created_changed_and_deleted(open_place):
     assert seen == [(ClusterPut, True, 2), (ClusterPut, True, 8), (ClusterPut, False, 1)]
 
 
-async def test_every_request_for_an_unknown_cluster_is_not_found(catalog):
+async def test_every_request_for_an_unknown_cluster_raises_not_found(catalog):
     for name in ("c1", "../../admin", "", None, [], {"$ne": 1}):
         with expect_refusal(Code.NOT_FOUND):
             await catalog.clusters.get(name)

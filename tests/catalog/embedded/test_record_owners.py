@@ -60,7 +60,7 @@ def test_one_tenant_may_fill_the_catalog_and_other_tenants_still_get_a_part():
     assert catalog.records == CLUSTERS_MAX + CLUSTERS_MAX // OVERFLOW_SHARE
 
 
-def test_stored_bytes_are_bounded_and_the_last_part_is_for_tenants_with_few():
+def test_stored_bytes_are_bounded_and_the_last_part_is_for_small_tenants():
     catalog, size = Catalog(), STORE_BYTES_MAX // 64
     many, error = fill(catalog, "mallory", size)
     assert many == 64

@@ -315,7 +315,7 @@ async def test_changes_of_the_registry_are_followed(site, open_place):
     assert {each.id for each in catalog.memory.models()} == {"a", "c"}
 
 
-async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, open_place):
+async def test_memory_answers_with_a_warning_while_the_registry_fails(site, open_place):
     catalog = await open_place.open(
         site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
     )
@@ -332,7 +332,7 @@ async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, open_p
     await until(lambda: catalog.freshness.at_hand(URI, None) == [])
 
 
-async def test_requests_are_refused_when_the_registry_is_away_too_long(site, open_place):
+async def test_requests_are_refused_once_the_registry_has_failed_too_long(site, open_place):
     catalog = await open_place.open(site, "clusters", follow=False, stale_seconds_max=0.0)
     site.by_path["/clusters/query"] = hang_up
     async with expect_refusal(Code.UNAVAILABLE) as caught:
@@ -443,7 +443,7 @@ async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, op
     assert all(each.path != "/cluster/../../admin" for each in site.requests)
 
 
-async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, open_place):
+async def test_a_metrics_query_for_one_cluster_uses_its_fresh_metrics(site, open_place):
     catalog = await open_place.open(site, "clusters metrics")
     site.requests.clear()
     for query in ({"clusterId": "a"}, {"clusterId": {"$in": ["a"]}}):
@@ -542,7 +542,7 @@ async def test_a_policy_that_was_read_is_used_while_its_store_is_away(site, open
         ({"code": POLICY, "policy_rule_uri": "x:1-y"}, Code.UNAVAILABLE, "another policy than"),
     ],
 )
-async def test_policies_of_a_store_that_cannot_be_used_are_refused_as_uploads_are(
+async def test_unusable_policies_of_a_store_are_refused_as_uploads_are(
     site, open_place, document, code, what
 ):
     catalog = await open_place.open(site, "policies")
@@ -553,7 +553,7 @@ async def test_policies_of_a_store_that_cannot_be_used_are_refused_as_uploads_ar
     assert catalog.memory.policy(URI) is None
 
 
-async def test_not_modified_for_an_unread_policy_is_an_error(site, open_place):
+async def test_the_answer_not_modified_for_an_unread_policy_is_an_error(site, open_place):
     catalog = await open_place.open(site, "policies")
     site.behave = answer("", 304)
     async with expect_refusal(Code.UNAVAILABLE):

@@ -33,7 +33,7 @@ def test_every_form_of_an_empty_answer_is_understood(status, body):
     assert documents_of(ServiceReply(status, body.encode())) == []
 
 
-def test_a_failure_quotes_the_service():
+def test_the_error_quotes_the_message_of_the_service():
     body = b'{"success":true,"data":[false,"bad operator"]}'
     assert payload_of(ServiceReply(200, body)) == Denied(200, "bad operator")
     with pytest.raises(WrongAnswer, match="failed: bad operator"):

@@ -113,7 +113,7 @@ def test_devices_have_the_documented_fields_and_numbers():
     )
 
 
-def test_hosts_are_counted_in_mib_and_found_by_their_host_name():
+def test_the_memory_of_hosts_is_in_mib_and_a_host_name_names_the_node():
     document = only(round_of(host(**MEMORY), node_name("b")))
     (tree,) = document["nodes"]
     assert tree["id"] == "b"
@@ -145,7 +145,7 @@ def test_a_device_of_two_pods_counts_once_and_mig_instances_are_added_up():
         ({"node": "b", "Hostname": "a"}, "b"),
     ],
 )
-def test_the_first_label_that_names_a_node_counts(labels, node):
+def test_the_first_label_that_names_a_known_node_decides(labels, node):
     series = {"gpu": "0", "cluster": "lab"} | labels
     sample = ("DCGM_FI_DEV_FB_USED", MetricSample(series, 1.0))
     assert only(round_of([sample]))["nodes"][0]["id"] == node
@@ -161,7 +161,7 @@ def test_the_labels_of_nodes_can_be_configured():
     assert only(round_of(sample, labels=labels))["nodes"][0]["id"] == "a"
 
 
-def test_a_cluster_that_lists_no_nodes_takes_the_first_label():
+def test_the_first_label_names_the_node_if_the_cluster_lists_no_nodes():
     assert only(round_of(dcgm("0", host="x"), nodes={"lab": ()}))["nodes"][0]["id"] == "x"
 
 
@@ -234,7 +234,7 @@ def test_a_node_that_left_its_cluster_is_forgotten():
     assert [tree["id"] for tree in document["nodes"]] == ["b"]
 
 
-def test_the_catalog_accepts_the_documents():
+def test_the_catalog_accepts_documents_made_from_samples():
     document = only(round_of(dcgm("0"), host("a:9100", **MEMORY)))
     _, stored = read_metrics_document(document)
     assert stored["nodes"][0]["vcpu"]["load_5m"] == 2

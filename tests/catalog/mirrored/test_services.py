@@ -38,7 +38,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 SECONDS = 0.5
-"""Time limit of a request in seconds. Only tests of this limit wait so long."""
+"""Time limit of a request in seconds. Only the tests of this limit reach it."""
 
 
 def cluster(name, gpus=2, **more):
@@ -65,7 +65,7 @@ async def service(faulty):
 
 
 async def unavailable(asking):
-    """Return the refusal of a call as unavailable, which must come within the time limit."""
+    """Return the reason of the `unavailable` error that a call must raise in time."""
     async with asyncio.timeout(30):
         with pytest.raises(ServiceError) as caught:
             await asking
@@ -297,7 +297,7 @@ async def test_every_form_of_a_successful_answer_is_read(faulty, service, found)
         answer({"success": True, "data": None}),
     ],
 )
-async def test_every_form_of_an_unknown_document_is_read(faulty, service, behave):
+async def test_every_form_of_the_answer_not_found_is_read(faulty, service, behave):
     faulty.behave = behave
     assert (await ClusterRegistry(service).named(["a"])).found == {}
 
@@ -368,7 +368,7 @@ async def test_metrics_are_requested_by_post_with_a_bare_filter(faulty, service)
     assert faulty.requests[0].body == {"clusterId": {"$in": ["a", "b", "c"]}}
 
 
-async def test_metrics_are_requested_by_get_if_there_is_no_post(faulty, service):
+async def test_metrics_are_requested_by_get_if_the_service_refuses_post(faulty, service):
     async def only_get(request, writer):
         found = {"success": True, "data": [metrics("a"), metrics("b")]}
         behave = answer(found) if request.method == "GET" else answer({"error": "no"}, 405)
@@ -394,7 +394,7 @@ URI = "first:1.0-a+b"
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-async def test_a_policy_is_read_with_its_tag(faulty, service, wrapped):
+async def test_a_policy_is_read_with_its_etag(faulty, service, wrapped):
     document = {"policy_rule_uri": URI, "code": "x"}
     faulty.behave = answer({"success": True, "data": document} if wrapped else document, etag='"7"')
     store = PolicyStore(service)
@@ -405,7 +405,7 @@ async def test_a_policy_is_read_with_its_tag(faulty, service, wrapped):
 
 
 @pytest.mark.parametrize("status", [200, 400, 404])
-async def test_a_missing_policy_is_not_found_with_any_status(faulty, service, status):
+async def test_the_answer_policy_not_found_may_have_any_status(faulty, service, status):
     faulty.behave = answer({"success": False, "error": "Policy not found"}, status)
     assert await PolicyStore(service).get(URI, "") == Denied(status, "Policy not found")
 
@@ -434,13 +434,15 @@ async def test_an_answer_about_one_policy_has_its_own_size_limit(faulty, service
         ("search", {"matchType": "cluster"}, "/api/no-ir/similarity-search"),
     ],
 )
-async def test_a_search_goes_to_the_route_of_its_form(faulty, service, action, body, path):
+async def test_a_search_goes_to_the_route_for_its_kind_and_envelope(
+    faulty, service, action, body, path
+):
     faulty.behave = answer({"success": True, "data": [{"id": "b"}, {"id": "a"}, {"id": "b"}]})
     assert await SearchService(service).find(action, body) == ["b", "a"]
     assert (faulty.requests[0].path, faulty.requests[0].body) == (path, body)
 
 
-async def test_a_search_may_find_one_or_nothing(faulty, service):
+async def test_a_search_may_find_one_cluster_or_nothing(faulty, service):
     search = SearchService(service)
     for data, found in (({"id": "a"}, ["a"]), (None, []), ([], [])):
         faulty.behave = answer({"success": True, "data": data})

@@ -86,7 +86,7 @@ def test_a_system_call_of_another_abi_kills_the_process(machine):
         assert verdict(machine, 0xFFFFFFFF) == KILL
 
 
-def test_the_filters_of_both_architectures_forbid_equal_calls():
+def test_the_filters_of_both_architectures_forbid_the_same_calls():
     x86, arm = MACHINES["x86_64"], MACHINES["aarch64"]
     only_x86 = {"modify_ldt", "arch_prctl", "set_thread_area", "ioperm", "iopl"}
     assert set(x86.deadly) - set(arm.deadly) == only_x86

@@ -83,7 +83,7 @@ def test_an_open_circuit_refuses_no_other_tenant_and_no_other_version(circuits):
     assert circuits.open_now(5.0) == 1
 
 
-def test_the_breaker_never_stops_a_caller_for_many_tenants(circuits):
+def test_the_breaker_never_stops_a_caller_that_stands_for_many_tenants(circuits):
     many = work()
     many.proxied = True
     assert not any(circuits.overran(many, 5.0) for _ in range(2 * LIMIT))
@@ -108,14 +108,14 @@ def test_a_policy_that_hangs_at_every_second_request_opens_the_breaker(circuits,
     assert circuits.current(work().code.ref, "a", now).overruns == overruns
 
 
-def test_rare_hangs_at_a_high_rate_never_open_the_breaker(circuits):
+def test_rare_hangs_among_many_answers_never_open_the_breaker(circuits):
     for _ in range(100):
         assert not circuits.overran(work(), 5.0)
         for _ in range(ANSWERS_PER_OVERRUN):
             circuits.note_answer(work())
 
 
-def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
+def test_hangs_with_long_pauses_between_them_never_open_the_breaker(circuits):
     now = 5.0
     for _ in range(100):
         assert not circuits.overran(work(), now)
@@ -141,7 +141,7 @@ def test_an_answer_cancels_only_overruns_of_its_tenant(circuits):
     assert circuits.refusal(work("b"), 5.0) is not None
 
 
-def test_overruns_that_the_time_has_cancelled_no_longer_count(circuits):
+def test_overruns_that_time_has_cancelled_no_longer_count(circuits):
     for _ in range(LIMIT - 1):
         circuits.overran(work(), 5.0)
     now = 7.0 + FORGIVEN_SECONDS

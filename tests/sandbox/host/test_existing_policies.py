@@ -257,7 +257,7 @@ async def test_importing_an_impossible_name_fails_the_policy(shared_bench, text,
 
 
 @IN_ONE_LOOP
-async def test_a_missing_import_that_requirements_name_is_reported_as_a_library(shared_bench):
+async def test_a_missing_import_listed_in_requirements_is_reported_as_a_library(shared_bench):
     text = "import helpers\n" + HEAD + EVAL
     assert not (await check(shared_bench, text, helper__py="")).ok
     wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}

@@ -118,7 +118,7 @@ async def test_a_single_tenant_may_use_all_cells(make_bench):
     assert codes == {Code.POLICY_TIMEOUT}
 
 
-async def test_a_formerly_slow_tenant_gets_turns_despite_a_busy_one(make_bench):
+async def test_a_formerly_slow_tenant_gets_turns_beside_a_busy_tenant(make_bench):
     limits = Limits(cells_per_policy_max=2, pipeline_max=8)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)

@@ -99,7 +99,7 @@ async def test_workers_propose_the_placements_that_the_daemons_machine_proposes(
     assert "" not in places(there)
 
 
-async def test_a_worker_calls_services_and_stores_contexts_like_local_cells(serving) -> None:
+async def test_cells_on_workers_call_services_and_store_contexts_like_local_cells(serving) -> None:
     bench = await serving(1)
     policy = bench.policy(
         "context['n'] = context.get('n', 0) + 1\n"

@@ -21,7 +21,7 @@ from moorage.protocol.faults import ServiceError
 
 ENTRY: Final = "function.py"
 _BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
-"""Names of files that are read only beside the entry; elsewhere they are refused, not ignored."""
+"""Names of files that are read beside the entry file; a policy with them elsewhere is refused."""
 FILES_MAX: Final = 512
 """Maximum files of one policy; an archive with more members is refused."""
 FILES_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,7 +34,7 @@ RATIO_MAX: Final = 200
 RATIO_FREE_BYTES: Final = 1024 * 1024
 """Bytes that may be unpacked at any ratio, since small archives of blank files do no harm."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
-"""Most memory to unpack a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
+"""Maximum bytes of memory to unpack a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
@@ -65,7 +65,7 @@ def is_archive(content: bytes) -> bool:
 
 
 def read_archive(content: bytes) -> dict[str, bytes]:
-    """Return the files of a policy's archive by path, the entry being `function.py`.
+    """Return the files of a policy's archive by path; the entry file is `function.py`.
 
     Raises:
         ServiceError: `bad_policy`: a member is a link, a device, absolute, outside or doubled; the
@@ -171,7 +171,7 @@ def _too_dense() -> ServiceError:
 
 
 def _clean(name: str) -> str | None:
-    """Return the path of a member; None for files to ignore; refuse a bad path."""
+    """Return the path of a member, None if the file is to be ignored; refuse a bad path."""
     parts = [part for part in name.split("/") if part != "."]
     if (
         not parts

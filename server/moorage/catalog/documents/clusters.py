@@ -5,7 +5,7 @@ that of docs/reference/allocation-server.md, "Cluster documents", with a few mor
 Placement can use GPU `linkGroup`, `numa`, `exclusive`, and node `rack`, `zone`, `labels`. The
 machine of a node, whatever the node's name, is identified by GPU `uuid` (and `parentUuid` of a MIG
 instance) and node `machineId`, `providerId`. `unavailable` of a node or a whole cluster is the
-reason why nothing can start there: leases stand, and none is added.
+reason why nothing can start there: its leases stay, but it gets no more.
 """
 
 import math
@@ -26,14 +26,14 @@ from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
-"""Values of `status`, in any letter case, that make a cluster a candidate, as does no `status`."""
+"""Values of `status`, in any letter case, that allow placements, as does a missing `status`."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """The label with the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11
-"""Largest count, MiB or milli, so that sums in the fleet's columns fit into 64 bits."""
+"""Largest number (a count, MiB, milli-CPUs), so that sums over all nodes fit into 64 bits."""
 NAME_CHARS_MAX: Final = 253
 KINDS_MAX: Final = 4096
-"""Maximum kinds of nodes, by devices, in a cache: a fleet with a million devices has few kinds."""
+"""Maximum device lists in a cache; nodes with equal devices share a list, so few are needed."""
 
 _NAMES: Final = {"machine": "machineId", "provider": "providerId"}
 _UUIDS: Final = frozenset({"uuid", "parentUuid"})
@@ -182,7 +182,7 @@ def _node(entry: JsonValue, why_not: str) -> Node:
 
 
 def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
-    """Split a node's devices into the part equal to its kind, and their own ids."""
+    """Return a node's device group without UUIDs, equal for nodes of one kind, and the UUIDs."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
     if not any(isinstance(each, dict) and not _UUIDS.isdisjoint(each) for each in listed):
@@ -255,7 +255,7 @@ def _read_gpus(group: JsonMapping) -> tuple[Gpu, ...]:
 
 
 def _gpus_by_count(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
-    """Return the devices of a node that only has their count; `memory` is their sum."""
+    """Return the devices of a node that lists none, only their count and the sum of memory."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WrongField("gpus.modelNames", "a list of texts")
@@ -304,7 +304,7 @@ def _object(holder: JsonMapping, key: str) -> JsonMapping:
 
 
 def _number(value: JsonValue) -> float | int | None:
-    """Return a number within limits, or None; also from a text, as existing databases accept it."""
+    """Return a number within limits, or None. It may be a text, since old databases accept that."""
     if type(value) is int:  # The fast path, for millions of values.
         return value if 0 <= value <= AMOUNT_MAX else None
     if isinstance(value, str):

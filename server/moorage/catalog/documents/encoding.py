@@ -77,7 +77,7 @@ def encode(document: JsonValue) -> bytes:
 
 
 def is_packable(value: JsonValue) -> bool:
-    """Return whether a value can be sent to a cell; integers of JSON may be too large."""
+    """Return whether a value can be sent to a cell: JSON integers may be too large for msgpack."""
     try:
         _packer.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -96,7 +96,7 @@ def pack(document: JsonValue) -> bytes:
 def snapshot(given: JsonValue) -> tuple[bytes, Document]:
     """Return a document as JSON, and the value that a restart will read from it.
 
-    The memory keeps this copy: no caller has a reference to it, and it equals the stored document.
+    The memory has this value: no caller has a reference to it, and it equals the stored document.
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a document (an object)")

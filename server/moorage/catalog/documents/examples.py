@@ -11,9 +11,9 @@ list of objects
 
 `request` has the fields of a client's request: `inputs`, `parameters`, `settings`, `resources`,
 `clusters`. `fleet` has the clusters; by default, one cluster with two nodes of four GPUs each.
-Instead of both, policies that rank or place blocks have `input_data`, the argument of `eval`, with
-`parameters` and `settings` beside it. `output` is optional: the answer must have its fields with
-the same values, and may have more fields (`unlike`).
+Instead of both, an example of a policy that ranks or places blocks has `input_data`, the argument
+of `eval`, with `parameters` and `settings` beside it. `output` is optional: the answer must have
+its fields with the same values, and may have more fields (`unlike`).
 """
 
 import codecs

@@ -66,8 +66,8 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
 def aggregate(trees: Sequence[JsonMapping]) -> Document:
     """Return the cluster's metrics, aggregated over its nodes, with the same structure.
 
-    Values are added up, except averages of `averageUtil`, `avg…` and `load…`, the largest `maxDisk`
-    and the smallest `minDisk`. Averages of `gpu` leave out nodes without devices.
+    Values are added up. Exceptions: `averageUtil`, `avg…` and `load…` are averaged, without nodes
+    that have no devices (`count` 0); `maxDisk` is the largest value, `minDisk` the smallest.
     """
     return _merge(trees, 0)
 

@@ -66,7 +66,7 @@ _EMPTY: Final[JsonMapping] = {
     **dict.fromkeys(("tags", "code_type", "type", "description"), ""),
     "management_commands_schema": [],
 }
-"""Values of omitted fields: existing clients read all fields without a default."""
+"""Values of fields that a document omits, since existing clients expect all these fields."""
 _POLICY_FIELDS: Final = (
     "policy_settings",
     "policy_parameters",
@@ -82,7 +82,7 @@ _LONG_NAMES: Final = tuple(field for field in _POLICY_FIELDS if "_" in field)
 REQUIREMENTS_SHOWN_MAX: Final = 20
 """Maximum lines of `requirements.txt` with a warning of their own."""
 _NEARLY: Final = 0.85
-"""Least similarity of a field to a known one to count as a misspelling."""
+"""Least similarity of an unknown field to a known one at which it counts as misspelt."""
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))
 
 
@@ -150,9 +150,9 @@ def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
 
 
 def _nearest_field(field: str, given: Document) -> str:
-    """Return the known field for a misspelt one; a misspelt schema would have no effect.
+    """Return the known field that `field` misspells, or "" if it misspells none.
 
-    Documents may have further fields, so only nearly equal names count as misspelt.
+    A misspelt schema would have no effect. Other unknown fields are allowed.
     """
     prefixed = f"policy_{field}"
     if prefixed in _POLICY_FIELDS and prefixed not in given:

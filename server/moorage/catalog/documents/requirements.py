@@ -31,7 +31,7 @@ class Unmet:
     Args:
         line: Number of the requirement's first line, from 1.
         text: The requirement, without its comment.
-        why: The end of a sentence that begins with `text`, on what is wrong.
+        why: What is wrong, as the end of a sentence that begins with `text`.
     """
 
     line: int
@@ -71,7 +71,7 @@ def _join_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _why_not(text: str, own: Collection[str]) -> str:
-    """Return why a requirement is unmet; empty: it is met, or applies to other Pythons only."""
+    """Return why a requirement is unmet; "" if it is met, or does not apply to this Python."""
     if text.startswith(("-", ".", "/")) or "://" in text or len(text) > LINE_CHARS_MAX:
         return _MISSING
     try:

@@ -23,7 +23,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 COMMANDS_MAX: Final = 100
 """Maximum management commands of one policy."""
 PART_MAX: Final = 256
-"""Documents that are checked against an input schema at a time, for some milliseconds."""
+"""Maximum documents that are checked against an input schema without a pause: some milliseconds."""
 NO_ANSWER: Final = frozenset({"error", "declined"})
 """An answer, or a part of a list, with one of these fields and no cluster is a refusal, so the
 output schema does not apply to it."""
@@ -36,8 +36,8 @@ class PolicySchemas:
     """The schemas of one policy; each is None if the policy has no such schema.
 
     Args:
-        inputs: `policy_input_schema`, for the `inputs` of a request, or for the argument of `eval`;
-            for each element if that is a list.
+        inputs: `policy_input_schema`, for the `inputs` of a request, or for the argument of `eval`,
+            or for each of its elements if it is a list.
         output: `policy_output_schema`, for the result of `eval`, or for each element of a list.
         settings: `policy_settings_schema`.
         parameters: `policy_parameters_schema`.
@@ -97,7 +97,7 @@ class PolicySchemas:
         )
 
     def completed(self, ask: Ask) -> Ask:
-        """Return a request with this policy's defaults, as admission completes it.
+        """Return a request, checked and completed with this policy's defaults.
 
         Raises:
             ServiceError: `bad_message`.
@@ -200,7 +200,7 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
 def _complete(
     schema: Schema | None, document: JsonMapping, field: str, warnings: list[str]
 ) -> JsonMapping:
-    """Return a document's defaults with those of the schema; a request may add required values."""
+    """Return a document's defaults, with those of its schema; required values may be missing."""
     given: JsonMapping = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)

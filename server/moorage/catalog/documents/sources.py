@@ -96,7 +96,7 @@ _NOT_PUBLIC_6: Final = tuple(
     )
 )
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses in the form of networks without IPv4."""
+"""IPv6 addresses that stand for IPv4 addresses, in networks without IPv4 (NAT64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _cause(error: Exception) -> str:
 def _decode(content: bytes, shown: str) -> Files:
     """Return the files of downloaded content; the refusal of other content quotes nothing of it.
 
-    The user may not be allowed to read the content that this server can read there.
+    The user may not be allowed to read what this server can download.
     """
     try:
         files = _unpack(content)
@@ -342,8 +342,8 @@ def _too_large() -> ServiceError:
 def is_public(address: str) -> bool:
     """Return whether an address, as a resolver gives it, belongs to the public Internet.
 
-    Python's own `is_global` is not enough: it depends on the version, and an IPv6 address may carry
-    an IPv4 one.
+    Python's own `is_global` is not enough: its result depends on Python's version, and an IPv6
+    address may carry an IPv4 address.
     """
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):

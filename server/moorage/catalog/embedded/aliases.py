@@ -46,7 +46,7 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
     Args:
         at: Seconds since the epoch.
         who: The tenant, or `moored` if the server itself made the change.
-        version: URI of the version in this change.
+        version: URI of the version that the change is about, e.g. the newly active one.
         former: The formerly active version, if this change replaced it.
         former_standing: Result of the former version's active time.
         former_digest: Digest of the former version, since its URI may later get other content.
@@ -70,7 +70,7 @@ class Former(NamedTuple):
     digest: str
 
     def is_still(self, digest: str) -> bool:
-        """Return whether a digest, of the URI's present policy, is still that of this version."""
+        """Return whether the URI still has the same content, given its present digest."""
         return not self.digest or self.digest == digest
 
 
@@ -79,8 +79,8 @@ class Canary(Struct, frozen=True):
 
     Args:
         percent: Percentage of requests, above 0, at most 100.
-        by: The draw is by `request` (idempotency key), or by `tenant` (all requests of one, or
-            none).
+        by: Unit of the draw: each `request` (by idempotency key), or all requests of a
+            `tenant`.
         seed: Seed of the draw; another seed selects other requests.
     """
 
@@ -196,7 +196,7 @@ def name_of(uri: str) -> str:
 
 
 class Aliases:
-    """All aliases, in memory and in the catalog's file. Read them on the event loop."""
+    """All aliases, in memory and in the catalog's file. Only the event loop may read them."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -207,7 +207,7 @@ class Aliases:
         return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
-        """Return whether `given` is an alias or a bare policy name with one. For each request."""
+        """Return whether `given` is an alias, or a policy name that has the alias `stable`."""
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
@@ -226,7 +226,7 @@ class Aliases:
         return self._by_name.get(given) or self._by_name.get(f"{given}:{DEFAULT_NAME}")
 
     def all(self) -> list[Alias]:
-        """Return all aliases, by name."""
+        """Return all aliases, sorted by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def using(self, uri: str) -> list[str]:

@@ -16,14 +16,14 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 CONTEXTS_MAX: Final = 8192
-"""Maximum contexts in the file; further ones only of tenants with few contexts. A missing
-context has an effect only after a restart.
+"""Maximum contexts in the file; beyond it, only tenants with few contexts may add some. A context
+that is not in the file is lost at a restart.
 """
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[ContextKey, int, bytes]
-"""The owner, the version number for clients (0: unknown), and the packed context."""
+"""The key of a context, its version number for clients (0: unknown), and its packed bytes."""
 
 
 class KeptContexts:

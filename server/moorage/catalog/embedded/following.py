@@ -18,7 +18,7 @@ _PARTS: Final[dict[Kind, str]] = {
     "policy": "policies",
     "block_metrics": "block_metrics",
 }
-"""The parts of a catalog that may mirror a service."""
+"""The part of the catalog that has a kind of record, for parts that may mirror a service."""
 
 
 class Marks(NamedTuple):
@@ -56,7 +56,7 @@ class FollowedRecords:
 
     @property
     def has_all(self) -> bool:
-        """Whether all kinds of records are followed, since no part mirrors a service."""
+        """Whether all kinds of records are followed; False: a part mirrors an external service."""
         return self._marks.checksums.keys() == READERS.keys()
 
     async def refresh(self) -> None:

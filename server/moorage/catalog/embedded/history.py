@@ -22,7 +22,7 @@ HISTORIES_MAX: Final = 20_000
 """Most URIs with a history, twice as many as policies. Beyond it, the tenant with most histories of
 removed policies loses the history of the policy that it registered first."""
 FIELDS_MAX: Final = 32
-"""Maximum fields that a change lists, and characters of each; the change may have more."""
+"""Maximum fields in the record of a change, each cut to `FIELD_CHARS_MAX`; the rest is omitted."""
 FIELD_CHARS_MAX: Final = 64
 
 
@@ -54,7 +54,7 @@ def note(
     digest: str,
     fields: tuple[str, ...] = (),
 ) -> None:
-    """Add a change to the history of a URI, within the transaction that makes it."""
+    """Add a change to the history of a URI, within the transaction that makes the change."""
     row = database.get("history", uri)
     changes = _changes(row.document) if row else []
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])

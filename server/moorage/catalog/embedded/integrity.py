@@ -35,7 +35,9 @@ def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> li
     wrong = [kind for kind, tally in found.items() if tally.records != tally.records_there]
     wrong = sorted(kinds - found.keys()) + wrong
     if wrong:
-        raise damage_error(place, f"records are missing, or too many, of: {', '.join(wrong)}")
+        kinds_shown = ", ".join(wrong)
+        finding = f"records are missing, or there are too many, of these kinds: {kinds_shown}"
+        raise damage_error(place, finding)
     return [kind for kind, tally in found.items() if tally.checksums != tally.checksums_there]
 
 

@@ -36,7 +36,7 @@ class Memory:
 
     Args:
         aliases: Names that stand for a version of a policy.
-        elsewhere: Parts that mirror a service: they start empty, and may be too old for an answer.
+        elsewhere: Parts that mirror a service; their documents may be missing or out of date.
     """
 
     def __init__(self, aliases: Aliases, elsewhere: frozenset[str] = frozenset()) -> None:
@@ -174,7 +174,7 @@ class Memory:
         )
 
     def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return the documents of `documents`, each with its `metrics`; `{}`: it has none."""
+        """Return the result of `documents`, each document with its `metrics`, `{}` if none."""
         found = [self.clusters[name] for name in cluster_ids if name in self.clusters]
         return with_metrics(found, self.metrics)
 
@@ -191,7 +191,7 @@ class Memory:
     def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
         """Return the documents or metrics of clusters as msgpack.
 
-        An omitted document may not exist, or may be out of date.
+        Documents that do not exist or may be out of date are omitted.
         """
         part, entries = (
             ("clusters", self.clusters) if kind == "cluster" else ("metrics", self.metrics)

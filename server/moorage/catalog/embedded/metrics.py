@@ -21,7 +21,7 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
 _Stored = tuple[DocumentEntry, Document, bool]
-"""The stored JSON, the document, and whether it is new."""
+"""The entry for the memory, the document, and whether the cluster had no metrics before."""
 
 
 class EmbeddedMetrics:

@@ -129,7 +129,7 @@ class RecordOwners:
         record: OwnedRecord,
         usage: Callable[[], Mapping[str, tuple[int, int]]],
     ) -> None:
-        """Count a stored record, or refuse it if its owner has too many or it is too large.
+        """Count a stored record, or refuse it if its owner then has too many records or bytes.
 
         Args:
             kind: Kind of the record.
@@ -168,7 +168,7 @@ class RecordOwners:
         return max(owners, key=lambda one: (counts["history", one] - counts["policy", one], one))
 
     def is_history_of(self, owner: str, uri: str) -> bool:
-        """Return whether a tenant's history has no policy any more."""
+        """Return whether a tenant owns the history of a URI that has no policy any more."""
         return self.owner("history", uri) == owner and ("policy", uri) not in self._records
 
     @staticmethod

@@ -100,7 +100,7 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """All records of the store at its opening; clusters with whether they are live."""
+    """All records of the store at its opening. Each cluster also says whether it is live."""
 
     clusters: list[tuple[DocumentEntry, bool, Cluster]]
     metrics: list[DocumentEntry]
@@ -188,7 +188,7 @@ def write(
     document: Document,
     owner: str = "",
 ) -> DocumentEntry:
-    """Store a document unchanged; return it with all defaults."""
+    """Store `encoded`, the document as given; return an entry of `document`, with all defaults."""
     owner = database.put(kind, StoredRow(record_id, encoded, owner.encode()))
     parsed = None if kind == "metrics" else document
     return DocumentEntry(record_id, parsed, pack(document), len(encoded), owner)
@@ -264,7 +264,7 @@ async def remove(
 
 
 def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
-    """Return the entry with this id; refuse others. A policy may pass an id of any type."""
+    """Return the entry with this id; refuse an unknown id. Policies may pass ids of any type."""
     entry = entries.get(record_id) if isinstance(record_id, str) else None
     if entry is None:
         raise unknown_id_error(kind, record_id, entries)

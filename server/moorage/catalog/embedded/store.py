@@ -54,7 +54,7 @@ _WITH_OWNER: Final = frozenset(("cluster", "block", "executor"))
 
 
 class Database:
-    """The database in the form in which a job uses it, within the job's transaction.
+    """The database as one job uses it, within the job's transaction.
 
     Args:
         place: Name of the catalog in messages.
@@ -165,7 +165,7 @@ class Database:
         The comparison also reads the kinds that a start does not read otherwise.
 
         Raises:
-            ServiceError: `unavailable`: records are missing.
+            ServiceError: `unavailable`: records are missing, or older than the last ones stored.
         """
         for kind in check_tallies(self._records, self._place, frozenset(_KINDS)):
             before = len(self._warnings)
@@ -237,8 +237,8 @@ class DocumentStore:
         Args:
             work: Reads and writes the database; if it raises, all its changes are undone.
             publish: Called on the event loop with the result, once it is durable.
-            durable: False: a power cut may undo the change within some seconds, a killed process
-                may not. Metrics use False, since newer metrics replace them.
+            durable: False: a power cut within some seconds may undo the change, but a kill of the
+                process cannot. Metrics use False, since newer metrics replace them.
 
         Raises:
             ServiceError: `busy`, `shutting_down`, `unavailable`, or the error of `work`.

@@ -161,7 +161,7 @@ def remaining(found: CatalogWalk) -> list[str]:
 
 
 def rebuild(path: Path, found: CatalogWalk) -> None:
-    """Replace a damaged catalog by its intact records; the caller must copy it before.
+    """Replace a damaged catalog by its intact records; the caller must copy the file before.
 
     Raises:
         StorageError: A file cannot be written.

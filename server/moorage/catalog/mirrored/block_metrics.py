@@ -1,8 +1,9 @@
 """Copies block metrics from the external service at `GLOBAL_BLOCK_METRICS_URL`.
 
-`catalog.opening` makes a mirror if the configuration names such a service. All metrics are read at
-once when a request looks at blocks and the copy is too old: blocks are fewer than clusters' nodes,
-and one request serves all waiting searches. The server still stores the block documents itself.
+`catalog.opening` makes a mirror if the configuration names such a service. If a search
+needs blocks and the copy is too old, one request to the service reads the metrics of all blocks,
+for all waiting searches: there are fewer blocks than nodes. The server still stores the block
+documents itself.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class BlockMetricsMirror:
 
     Args:
         service: The external service.
-        checked: Returns the block's id of a metrics document; refuses an invalid document.
+        checked: Returns the block id in a metrics document; refuses an invalid document.
         keep: Replaces all stored metrics by these documents.
         fresh_seconds: Maximal age of metrics; older ones are read again, and never used.
     """

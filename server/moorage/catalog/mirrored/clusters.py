@@ -102,7 +102,7 @@ class ClusterMirror:
         await self._listing.join(())
 
     async def read_soon(self) -> None:
-        """Begin to read the registry, and wait at most `FIRST_SECONDS_MAX`; the read continues."""
+        """Read the registry; after `FIRST_SECONDS_MAX`, raise `unavailable`, but go on reading."""
         try:
             async with asyncio.timeout(FIRST_SECONDS_MAX):
                 await self.read_all()
@@ -124,7 +124,7 @@ class ClusterMirror:
         await self._registry.service.close()
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings about these clusters; None: the registry must be asked first."""
+        """Return warnings about these clusters; None: the registry must be read first."""
         if not self._is_fresh():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):

@@ -94,7 +94,7 @@ class MirroredFreshness:
         return warnings
 
     def _ids_to_measure(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
-        """Return the live clusters that a request may use; it needs their metrics."""
+        """Return the live clusters that a request may use, and whose metrics it needs."""
         if cluster_ids is None:
             return self.memory.live_ids()
         return [name for name in cluster_ids if self.memory.is_live(name)]

@@ -30,7 +30,7 @@ ATTEMPTS_MAX: Final = 3
 BACKOFF_SECONDS: Final = 0.05
 """Longest pause in seconds before the second attempt; before each later one, twice as long."""
 SILENCE_SECONDS_FIRST: Final = 2.0
-"""Longest seconds without data in the first attempt; four times as long in each further one.
+"""Longest seconds without data in the first attempt; each further attempt multiplies them by four.
 
 The last attempt gets all remaining time. So a slow service can still answer, and a stalled
 connection is soon replaced."""

@@ -1,9 +1,9 @@
 """Clusters, metrics and policies from external services, behind the catalog's interfaces.
 
 `catalog.opening` uses one of these classes in place of each embedded part with a configured
-service. Mirrored documents are in the same memory as embedded ones, and the same code reads them.
-The two differ in how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
-clients must change them at their service.
+service. Mirrored and embedded documents are in the same memory, and the same code reads them. Only
+mirrored ones are loaded from a service (`catalog.mirrored.clusters`, `catalog.mirrored.policies`),
+and clients must send changes of them to that service.
 """
 
 from collections.abc import Callable, Coroutine

@@ -148,7 +148,7 @@ class PolicyMirror:
         Args:
             uri: URI of the policy.
             allowance: The remaining external requests of the allocation request.
-            reserved: External requests that must remain if the policy is only read again.
+            reserved: External requests that a refresh of a known policy must leave in `allowance`.
 
         Raises:
             ServiceError: `unknown_policy`; `unavailable`; `bad_policy`: the store's policy cannot

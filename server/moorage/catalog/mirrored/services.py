@@ -92,7 +92,7 @@ class MetricsRead:
 
 
 class ClusterRegistry:
-    """A client of the cluster database: bare documents, and errors as `{"error": text}`."""
+    """A client of the cluster database, which answers with bare documents or `{"error": text}`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -131,7 +131,7 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """A client of the cluster metrics service: it sends a POST with a bare filter, else a GET."""
+    """A client of the cluster metrics service; it sends a GET if the service accepts no POST."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -229,7 +229,7 @@ class PolicyStore:
 
 
 class SearchService:
-    """A client of the search service, with routes for bodies with and without envelope."""
+    """A client of the search service; bare bodies and those in an envelope go to other routes."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -61,11 +61,11 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
 
 
 class ContextClient:
-    """`settings["context_client"]`: the context that all processes of this version share.
+    """`settings["context_client"]`: the context that all cells of this policy version share.
 
-    For policies that must know whether a change was made. A changed dict `context` of `eval` is
-    dropped without an error if another process changed the context during `eval`; `swap` raises an
-    error. A kill of the server may lose the swaps of the last second.
+    For policies that must know whether their change took effect. If another cell changed the
+    context during `eval`, changes of the argument `context` are lost without an error; `swap`
+    raises an error. A kill of the server may lose the swaps of the last second.
     """
 
     Conflict = ContextConflict

@@ -150,7 +150,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
 class InputData(LazyDict):
     """The argument of `eval`; some parts are made only when the policy reads them.
 
-    Fast policies read the columns, and never pay for a dict of ten thousand clusters.
+    Fast policies read the arrays in `fleet`, and never pay for a dict of ten thousand clusters.
 
     Args:
         given: The items; `LATER` stands for values that are made later.
@@ -203,7 +203,7 @@ class ClusterData(LazyDict):
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
-        """Return the first argument of the constructor; callers store it, since a copy is quick."""
+        """Return the constructor's argument `ids`; reuse the result, since a copy is quicker."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> JsonValue:
@@ -316,7 +316,7 @@ class _Decoded:
 def unpack(packed: bytes) -> JsonValue:
     """Return the value in packed bytes.
 
-    Unpacking makes many containers but no cycles, so garbage collection would be in vain.
+    Unpacking makes many containers but no cycles, so garbage collection would find nothing.
     """
     if not gc.isenabled():
         return _decode(packed)

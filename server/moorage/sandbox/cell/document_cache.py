@@ -11,9 +11,9 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import AHEAD_MAX, AHEAD_MIN, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
 
 _TRIES: Final = AHEAD_MIN << 4
-"""Number of prefetched documents from which prefetching may stop."""
+"""Number of prefetched documents after which prefetching may stop."""
 _USED_MIN: Final = 0.25
-"""Share of prefetched documents that a policy must read, or prefetching stops."""
+"""If a policy reads a smaller share of the prefetched documents, prefetching stops."""
 
 
 class DocumentCache:

@@ -33,7 +33,7 @@ _IMPORTING: Final = frozenset(
         *("_frozen_importlib", "_frozen_importlib_external", __name__, InertLoader.__module__),
     }
 )
-"""Modules whose frames lie between an import and its finder."""
+"""Modules whose stack frames lie between an import statement and `PolicyImports.find_spec`."""
 _NEARLY: Final = 0.75
 """Least similarity at which a module counts as a misspelt file of the archive."""
 _OURS: Final = frozenset({"moorage", "moorage_policies"})
@@ -41,7 +41,7 @@ _MODULES_LEFT_OUT: Final = (
     *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
     *("logging.config", "multiprocessing.", "unittest.mock", "urllib.", "wsgiref.", "xml."),
 )
-"""Submodules of importable standard packages; other names in these packages are misspelt."""
+"""Submodules that cells lack, of importable packages; other unknown names there are misspelt."""
 _WANTED: Final = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
 
 
@@ -161,7 +161,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
 
 
 def display_name(name: str, entry: str) -> str:
-    """Return the name of a file in messages and tracebacks; the entry file may have another."""
+    """Return the name of a file for messages; the entry file has the author's name for it."""
     return entry if name == ENTRY else name
 
 

@@ -121,7 +121,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def hide() -> None:
-    """Make this process non-dumpable: others of the same user cannot read or trace it."""
+    """Make this process non-dumpable: other processes of its user cannot read or trace it."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -129,7 +129,7 @@ def lock_down(plan: JailPlan) -> dict[str, str]:
     """Apply every layer to the calling process; return the names of the applied layers.
 
     Raises:
-        LockDownError: A layer without which no policy may run could not be put up.
+        LockDownError: A layer without which no policy may run could not be applied.
     """
     layers: dict[str, str] = {}
     _attempt(layers, "oom_score", _raise_oom_score)
@@ -257,7 +257,8 @@ def _seccomp() -> str:
     machine = syscalls.MACHINES.get(platform.machine())
     if machine is None:
         known = ", ".join(syscalls.MACHINES)
-        raise LockDownError("seccomp", f"no table for {platform.machine()!r}; known: {known}")
+        found = platform.machine()
+        raise LockDownError("seccomp", f"this release supports {known}, but not {found!r}")
     code = syscalls.assemble(machine)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))

@@ -23,7 +23,7 @@ WHY: Final = (
     " file system"
 )
 _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error", "timeout")
-"""Endings of exceptions' names."""
+"""Endings of names that stand for exception classes."""
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
 """Modules with these names contain only exceptions."""
 _state: Final = {"loading": False}
@@ -187,6 +187,6 @@ class InertLoader(Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do what importing the real library does besides, as far as it is known."""
+        """Repeat the known side effects of an import of the real library."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,8 +1,8 @@
 """Loads a policy inside a cell: compiles and imports its files, finds and constructs its class.
 
-Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
+Everything here runs in the jail, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
-through `imports`. A policy may be registered even if it needs values of a caller.
+through `imports`. A policy may be registered even if its constructor needs values of a request.
 """
 
 import contextlib
@@ -273,7 +273,7 @@ class Policy:
         return found
 
     def forget(self, overrides: bytes, before: Snapshot) -> None:
-        """Construct the policy with these overrides again if `management` has changed them."""
+        """Drop the instance with these overrides if its settings or parameters have changed."""
         if self.snapshot(overrides) != before:
             del self._instances[overrides], self._given[overrides]
 
@@ -366,7 +366,7 @@ def _copy(value: JsonValue) -> JsonValue:
 
 
 def _classes(entry: str) -> str:
-    """Return a text with the classes that the entry file has instead."""
+    """Return a text with the classes that the entry file has instead of the required class."""
     lines = linecache.getlines(ROOT + entry)
     names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
     return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""

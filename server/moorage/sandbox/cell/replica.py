@@ -42,7 +42,7 @@ _decode: Final = msgspec.msgpack.decode
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A share on its row: CPU, memory, and milli of each device column."""
+    """A share (the part of a proposal on one node), with the node's row and its GPUs' columns."""
 
     row: int
     share: Share
@@ -60,7 +60,7 @@ class Replica:
         self.fleet = Fleet()
         self._outstanding: dict[str, tuple[_Held, ...]] = {}
         self._on_row: dict[int, int] = {}
-        """How many outstanding shares lie on a row; most rows have none."""
+        """Number of outstanding shares (parts of proposals) on a row; most rows have none."""
 
     def update(
         self,
@@ -154,7 +154,7 @@ class Replica:
         return dropped
 
     def _locate(self, share: Share) -> _Held | None:
-        """Return the position of a share, or None if it does not fit in the policy's view."""
+        """Return the row and columns of a proposal's part on one node; None: it does not fit."""
         fleet = self.fleet
         row = fleet.row(share.cluster_id, share.node_id)
         if row is None:

@@ -39,7 +39,7 @@ def attack(name: str) -> str:
 
 
 def _raw(name: str) -> object:
-    """Make a forbidden system call without arguments; a kernel without it refuses it."""
+    """Make a forbidden system call without arguments; a kernel that lacks the call refuses, too."""
     machine = syscalls.MACHINES[platform.machine()]
     if name == "x32":
         if not machine.x32:

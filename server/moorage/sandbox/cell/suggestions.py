@@ -81,7 +81,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _earlier(error: BaseException, message: str) -> str:
-    """Return the suggestion of later Pythons; before 3.12, only uncaught errors have one."""
+    """Return a suggestion as Python 3.12 makes it; older versions make none for caught errors."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and frames and error.name:
         mine = frames[-1].f_locals

@@ -147,8 +147,8 @@ MACHINES: Final[Mapping[str, Machine]] = {
 def assemble(machine: Machine) -> bytes:
     """Return the filter for `machine` as an array of `struct sock_filter`.
 
-    Every policy is "equal? then this verdict, else skip it", so no jump is longer than a policy and
-    the program can be read from top to bottom. The calls of every evaluation come first.
+    Every rule is "equal? then this verdict, else skip it", so no jump is longer than a rule and the
+    program can be read from top to bottom. The calls of every evaluation come first.
     """
     code: list[tuple[int, int, int, int]] = []
 

@@ -1,6 +1,6 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
-The zygote calls `live` in a fresh fork. `live` builds the wall and reports it; only then does the
+The zygote calls `live` in a fresh fork. `live` enters the jail and reports that; only then does the
 host send a policy. The policy can corrupt this process at any time. So the checks in this file
 protect nothing; they give the author of an honest policy clear errors.
 """
@@ -72,7 +72,7 @@ class Channel:
         self._reader = frames.FrameReader(limits.HOST_FRAME_BYTES_MAX)
         self._unread: deque[bytes] = deque()
         self._early: deque[frames.ToCell] = deque()
-        """Requests that arrived before the answer to a call, and before `_unread`."""
+        """Requests that arrived while an answer was awaited; `_unread` has later ones."""
 
     def receive(self) -> frames.ToCell:
         """Return the next request; end the process if the host is gone."""
@@ -468,7 +468,7 @@ def keys_by_id(given: JsonValue) -> dict[str, frozenset[str]]:
 
 
 def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
-    """Return ids in place of objects with an id: alone, in a list, or in an object's list.
+    """Replace each document in a value, or in its lists, by the document's id; return the result.
 
     Args:
         value: The value that a policy returned.

@@ -1,1 +1,1 @@
-"""The daemon's side of the sandbox. The daemon enters by `sandbox`."""
+"""The daemon's side of the sandbox. The daemon uses it through `sandbox`."""

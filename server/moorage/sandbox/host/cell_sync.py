@@ -102,7 +102,7 @@ class CellSync:
             self._version, self._layout = fleet.version, fleet.layout
 
     def settle(self, request: str) -> bool:
-        """Record that a proposal is no longer outstanding; False: too many for one frame."""
+        """Record that a proposal is no longer outstanding; return False if a frame has no room."""
         self._settled.append(request)
         return len(self._settled) <= OUTSTANDING_MAX * 2
 

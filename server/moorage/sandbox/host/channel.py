@@ -34,13 +34,13 @@ from moorage.sandbox.wire.limits import (
 CALLS_BEYOND_MAX: Final = 16
 """Calls beyond the limit that are refused before the cell is killed: an honest cell makes none."""
 LOAD_UNDISTURBED: Final = 0.1
-"""Share of the time limit of a load after which the loading cell counts as a hog."""
+"""Share of the time limit of a load after which the loading cell may be demoted."""
 TRACEBACK_SECONDS: Final = 0.005
 """How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin its traceback: the processor may be busy."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
-"""Replaces both limits for a cell on another machine."""
+"""Replaces `TRACEBACK_SECONDS` and `TRACEBACK_SECONDS_MAX` for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -58,22 +58,22 @@ class Owner(Protocol):
     meter: Meter | None
 
     def note_jail(self, cell: "Cell", frame: frames.CellJailed) -> None:
-        """A new cell reports whether its jail is complete."""
+        """Handle a new cell's report whether its jail is complete."""
 
     def note_probe(self, cell: "Cell", outcome: str) -> None:
-        """A cell has survived the attack that the self-test ordered."""
+        """Handle the report of a cell that survived the attack that the self-test ordered."""
 
     def note_load(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
-        """A policy was loaded, or has faults."""
+        """Handle the report that a policy was loaded, or has faults."""
 
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """The work at the head of the pipe returned a value."""
+        """Handle the value that the first work in the cell's pipe returned."""
 
     def fail_work(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
-        """The work at the head of the pipe failed."""
+        """Handle the failure of the first work in the cell's pipe."""
 
     def drop_cell(self, cell: "Cell", cause: str) -> None:
-        """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
+        """Handle the end of a cell; `cause` is `exit`, or how the cell broke the protocol."""
 
 
 class Cell(asyncio.Protocol):
@@ -83,7 +83,7 @@ class Cell(asyncio.Protocol):
         process: A new process, with its channel; `destroy` kills the process.
 
     Attributes:
-        sent: Work in the pipe, head first.
+        sent: Work in the pipe; the cell evaluates the first one, which is called the head.
         head_since: The time at which the present head became the head, by the monotonic clock.
         slow: Whether the head has run for longer than some milliseconds; new work goes elsewhere.
         demoted: Whether the cell runs at idle priority.
@@ -236,7 +236,8 @@ class Cell(asyncio.Protocol):
     def count_burnt(self, *, dead: bool = False) -> None:
         """Report the processor time of the ended work to the meter, if there is a meter.
 
-        For a dead cell or one on a worker, that time is unknown; its time as the head counts.
+        For a dead cell, or a cell on a worker, that time is unknown; instead, the time counts for
+        which the work was first in the pipe.
         """
         meter = self._owner.meter
         if meter is None or not self.sent:

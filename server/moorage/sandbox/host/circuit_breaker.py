@@ -1,4 +1,4 @@
-"""Refuses policies that hang too often, for a while and per tenant; `pool` asks this module.
+"""Refuses policies that hang too often, for a while and per tenant, for `pool`.
 
 Each stop of a policy that never returns costs other policies a kill, a fork and a jail. So if
 evaluations for one tenant are stopped at their deadline again and again, the policy's circuit opens
@@ -28,7 +28,7 @@ OPEN_SECONDS_MIN: Final = 1.0
 OPEN_SECONDS_MAX: Final = 30.0
 """Longest time that a circuit is open."""
 FORGIVEN_SECONDS: Final = 300.0
-"""Time that forgives as many overruns as open a circuit; the open time does not count."""
+"""Seconds that forgive as many overruns as open a circuit; while it is open, none is forgiven."""
 ANSWERS_PER_OVERRUN: Final = 100
 """Answers that forgive one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
@@ -48,7 +48,7 @@ class _Run:
     level: float = 0.0
     """Overruns that answers and time have not forgiven."""
     at: float = 0.0
-    """Until when time was counted, in monotonic seconds, as all times here."""
+    """Time from which on `level` shrinks, in monotonic seconds, as all times here."""
     until: float = 0.0
 
 

@@ -18,13 +18,13 @@ from moorage.sandbox.wire.limits import CONTEXT_BYTES_MAX, CONTEXTS_MAX
 CONFLICT_STATUS: Final = 409
 """Status of the answer to a swap from a version that is not the current one."""
 TOTAL_BYTES_MAX: Final = 64 << 20
-"""The bytes of all contexts together; beyond it, the least recently changed context is
+"""Maximum bytes of all contexts together; beyond it, the least recently changed context is
 forgotten."""
 
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[Key, int, bytes]
-"""A context as it is on the disk: its owner, version and packed value."""
+"""A context as it is on the disk: its key, version and packed value."""
 
 
 class Contexts:
@@ -32,7 +32,7 @@ class Contexts:
 
     Attributes:
         changed: Contexts that changed since the daemon last took them.
-        conflicts: Changes that were dropped, since another process made one at the same time.
+        conflicts: Number of changes that were dropped, since another process made one first.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,11 @@ class SentContexts:
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
-        """Return the context for an evaluation's frame, whether to drop others, and the chain."""
+        """Return what an evaluation's frame says about contexts, and the evaluation's chain.
+
+        The first value is the context, None if the cell needs none; the second is whether the cell
+        must forget all other contexts.
+        """
         key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)

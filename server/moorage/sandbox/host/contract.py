@@ -85,7 +85,7 @@ class Guard(Protocol):
         """Return the data of a management command, completed, or raise `PolicyFault`."""
 
     def judge(self, value: JsonValue) -> Refusal | None:
-        """Return why what `eval` returned is refused, or None."""
+        """Return the refusal of the value that `eval` returned, or None."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class WorkerSettings:
         address: The address of a Ray cluster, as `ray.init` takes it.
         cells: The largest number of cells on each Ray node; each cell has a reserved processor on
             the node.
-        tell: Called with each node or Ray itself, its latest state, and whether that is good.
+        tell: Called with a node or Ray itself, its new state, and whether that state is good.
     """
 
     address: str
@@ -240,7 +240,7 @@ class CodeFinding:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The outcome of `Sandbox.check`: usable exactly when there are no findings.
+    """The outcome of `Sandbox.check`: the policy is usable if there are no findings.
 
     Args:
         management: Whether the class has a `management` method.

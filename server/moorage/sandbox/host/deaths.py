@@ -1,8 +1,8 @@
 """Handles the work of cells that end, for `pool`, whose class inherits from `CellsAndDeaths`.
 
-A cell's death costs exactly its head; all work after the head is sent again, to another cell, in
-order. If a cell on a worker fails, and the worker may be the cause, its head is repeated on this
-machine, which shows whether the policy is the cause.
+A cell's death costs only the work that the cell evaluated. The work that waited in its pipe is sent
+again, in order, to another cell. If a cell on a worker fails, and the worker may be the cause, the
+evaluation is repeated on this machine, which shows whether the policy is the cause.
 """
 
 import time
@@ -25,7 +25,7 @@ from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
 from moorage.sandbox.wire.limits import Limits
 
 FAULT_SECONDS: Final = 5.0
-"""How long a policy that could not be loaded is refused without trying again."""
+"""Seconds for which a policy that could not be loaded is refused, before it is loaded again."""
 Finish = Callable[[Work, JsonValue, Refusal | None, Cell | None], None]
 
 

@@ -4,9 +4,9 @@ Evaluations that take long get a cell each, up to as many as a policy may have, 
 them. Tenants take turns at shared cells, and a tenant with long evaluations never has all of them:
 so another tenant waits only for evaluations that already run.
 
-Cells that decide about leases at the same time may choose the same place, and then all but one
-decide in vain. So a slow policy gets half as many such cells after each failed proposal, and one
-more after several grants.
+Cells that decide about leases at the same time may choose the same place, and then only one of
+their proposals is granted. So a slow policy gets half as many such cells after each failed
+proposal, and one more after several grants.
 """
 
 import math
@@ -30,7 +30,7 @@ HEAVY_TENANTS_MAX: Final = 1024
 """Slow tenants that a group remembers; with one more, it forgets the tenant that was slow longest
 ago."""
 QUICK_ANSWERS_MIN: Final = 32
-"""Quick answers in a row after which a tenant that is alone counts as quick again."""
+"""Quick answers in a row after which the only tenant of a group counts as quick again."""
 GRANTS_PER_CELL: Final = 4
 """Granted leases after which one more cell may decide at the same time."""
 GroupKey = tuple[str, str, str]
@@ -55,7 +55,7 @@ class Backlog:
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
-        """Return whether all lanes together have `most` works, and a tenant has its share.
+        """Return whether all lanes together have `most` works, and a tenant its fair part of them.
 
         So one tenant's requests never keep another out; in all there are at most twice as many
         works.
@@ -70,7 +70,7 @@ class Backlog:
         self._count += 1
 
     def put_back(self, works: list[Work]) -> None:
-        """Return works that were already sent to the front of their tenants' lanes."""
+        """Put works that were sent already back into their tenants' lanes, at the front."""
         for work in reversed(works):
             if work.tenant not in self._lanes:
                 self._lanes[work.tenant] = deque()
@@ -130,7 +130,7 @@ class Group:
     _tenant: str | None = None
     """The first tenant that used the group."""
     _shared: bool = False
-    """Whether a second tenant has used the group since."""
+    """Whether another tenant has also used the group."""
     _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Until when a tenant's evaluations are expected to take long."""
     _quick_answers: dict[str, int] = field(default_factory=dict[str, int])

@@ -53,7 +53,7 @@ class CellPool(CellsAndDeaths):
     """Assigns work to cells, and replaces cells that end.
 
     Args:
-        fleet: Read when a frame is built.
+        fleet: The live fleet, which is read when a frame for a cell is built.
         limits: All limits of the sandbox.
         mode: `jail`, or `unsafe` without the jail.
         finish: Called with the outcome of every piece of work: a value or a refusal, and the cell
@@ -476,8 +476,8 @@ class CellPool(CellsAndDeaths):
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused in any state of the fleet.
 
-    For such an answer the policy or the worker is at fault. The evaluation is repeated on the
-    machine of the daemon, which shows which of both it is.
+    For such an answer the policy or the worker is at fault. To find out which, the pool repeats the
+    evaluation on the daemon's machine.
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

@@ -30,7 +30,7 @@ class CellProcess(Protocol):
         """Kill the process and release its descriptors."""
 
     def ask_where(self) -> None:
-        """Make the cell write the line of its policy that it executes to the channel, as text."""
+        """Make the cell write to the channel, as text, which line of its policy it executes."""
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that the process has used on this machine."""

@@ -1,7 +1,7 @@
 """The server's part of the sandbox, for the daemon.
 
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
-thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
+thread. Nothing in here compiles, parses or imports policy source: only jailed cells do that.
 
 For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. The
 daemon must also call `settle` for every `Proposed` of a request with a lease, right after the step
@@ -82,11 +82,11 @@ __all__ = [
 ASIDE: Final = "aside"
 """Marks the cells, contexts and questions of shadows."""
 PROPOSERS_MAX: Final = 65_536
-"""Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
+"""Maximum unsettled proposals of all cells; with one more, the oldest one counts as settled."""
 CHECKS_MAX: Final = 4
-"""Policies checked at one time: each may use a cell's memory, and a core until its deadline."""
+"""Maximum checks of policies at one time: each may use a cell's memory, and a processor core."""
 CHECKS_WAITING_MAX: Final = 32
-"""Policies that wait for a check; beyond it, the tenant with most loses its latest (BUSY)."""
+"""Maximum waiting checks; with one more, the tenant with most of them loses its last one."""
 CHECKS_BUSY: Final = "policies wait for their check"
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; any user who may register a policy can "
@@ -122,7 +122,7 @@ class Managed:
     def merge(
         self, ref: PolicyRef, tenant: str, settings: JsonMapping, parameters: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """Return a request's overrides of defaults, on top of the changes."""
+        """Return a tenant's changes, with a request's settings and parameters on top of them."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
         if not changes:
             return settings, parameters
@@ -132,7 +132,7 @@ class Managed:
         )
 
     def apply(self, consult: Consult, ref: PolicyRef) -> Consult:
-        """Return a consultation whose ask also has the changes."""
+        """Return a consultation whose request also has its tenant's changes."""
         if not self._changes:
             return consult
         ask = consult.ask
@@ -152,8 +152,8 @@ class Sandbox:
             tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
         workers: Other machines that run cells; None: there are none.
-        meter: Counts processor time of evaluations, and refuses them, except live consultations,
-            whose requests may already wait; None: no count and no limit.
+        meter: Counts the processor time of evaluations, and refuses those of a tenant that used too
+            much, except consultations for live requests; None: no count and no limit.
 
     Attributes:
         uploads: Turns to read and check new policies; `rechecks`: turns to check known policies.
@@ -202,12 +202,12 @@ class Sandbox:
         )
 
     async def start(self, *, attacked: bool = False) -> SandboxReport:
-        """Start the zygote and attack the jail; return the report.
+        """Start the zygote, test the jail by attacks, and return the report.
 
         Call `start` before serving, from the thread that runs the loop until the end.
 
         Args:
-            attacked: Whether another sandbox of this process has just withstood the attacks.
+            attacked: Whether to omit the attacks: another sandbox of this process withstood them.
 
         Raises:
             JailError: In mode `jail`, a layer is missing or an attack succeeded.
@@ -446,7 +446,7 @@ class Sandbox:
             settings: The settings that replace the policy's defaults.
             ids_only: Whether each object is returned as its `id`, with the keys that the policy
                 added. So the given documents need not be sent back.
-            fleet: The fleet for the columns of `input_data["fleet"]`.
+            fleet: The fleet that the policy finds in `input_data["fleet"]`.
             proxied: Whether the tenant stands for many tenants, as another server does; its
                 circuits never open.
 
@@ -494,7 +494,7 @@ class Sandbox:
             tenant: The tenant whose requests printed the text; text of other tenants is hidden.
 
         Returns:
-            Text by occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
+            Text by occasion: `loading`, `requests` (with `management`), `aside` (as a shadow).
         """
         names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
         printed = {

@@ -1,4 +1,4 @@
-"""Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
+"""Makes cells ahead of need with a zygote, and reports how cells end.
 
 `pool` uses this module. A cell leaves here jailed and empty; this module does not know its later
 use.
@@ -27,20 +27,20 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
 
 END_REPORT_SECONDS_MAX: Final = 2.0
-"""How long a failed head waits for the zygote to report the cell's cause of death; without free
-memory, this is slow."""
+"""Seconds that failed work waits for the zygote's report of why its cell died; on a machine without
+free memory, the report is late."""
 PAUSE_SECONDS_MIN: Final = 0.1
 """Pause before a second zygote in a row; it doubles before each further zygote, since a zygote that
 cannot run costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""Longest pause that a request for a cell waits; with a longer one it is refused."""
+"""If the pause before a new zygote has more seconds, requests for a cell are refused at once."""
 STABLE_SECONDS: Final = 60.0
-"""A zygote that dies later than this after the previous one counts as the first in a row."""
+"""If two zygotes die more than these seconds apart, the second counts as the first in a row."""
 JAIL_SECONDS_MAX: Final = 10.0
 """Time limit from a fork to its confirmed jail, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
-"""Deaths that the zygote reported before their channel closed; one more drops the oldest."""
+"""Maximum stored reports of dead cells whose channel is still open; one more drops the oldest."""
 REFILL_SECONDS: Final = 0.02
 """Pause after a spare is taken; making the next one costs a core some milliseconds."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
@@ -60,11 +60,11 @@ class Source(Protocol):
 
 
 class Spawner:
-    """Makes jailed cells without a policy, and tells how they end.
+    """Makes jailed cells without a policy, and reports how they end.
 
     Args:
         limits: All limits of the sandbox.
-        mode: The sandbox mode: with or without the wall.
+        mode: `jail`, or `unsafe` without the jail.
         make: Wraps a spawned process as a cell of the pool.
         restarted: Called when a dead zygote was replaced.
         counters: Counts `spawns` and `zygote_restarts`.
@@ -285,7 +285,8 @@ class Spawner:
             async with asyncio.timeout(JAIL_SECONDS_MAX):
                 outcome: str = await future
         except TimeoutError as error:
-            raise JailError(name, "the self-test attack neither failed nor died") from error
+            reason = f"the self-test attack had no outcome within {JAIL_SECONDS_MAX:g} s"
+            raise JailError(name, reason) from error
         finally:
             self._probes.pop(cell, None)
             self.destroy(cell)
@@ -320,7 +321,7 @@ class Spawner:
             self._spares.remove(cell)
 
     def call_at_end(self, cell: Cell, tell: Callable[[Death], None]) -> None:
-        """Call `tell` with the end of a cell, soon; the zygote reports it on another channel."""
+        """Call `tell` once the zygote has reported why a cell ended, or with `UNKNOWN`."""
         pid = cell.pid
         death = self._unheard.pop(pid, None)
         self.destroy(cell)

@@ -1,8 +1,8 @@
-"""Chooses where the next cell of a policy runs: here or on a worker; only `pool` asks.
+"""Chooses where the next cell of a policy runs: here or on a worker. Only `pool` uses it.
 
 While workers are up, cells run on the workers. This machine runs only cells that no worker can
 have: for work that failed on a worker, for shadows, and for policies without a cell while all
-workers are full of busy ones.
+workers are full of busy cells.
 
 No tenant gets all cells: each may have three quarters of the cells that are not busy with other
 tenants' work. A cell that other tenants used recently is only ended for a tenant with few cells.
@@ -22,9 +22,9 @@ from moorage.sandbox.host.workers import Workers
 from moorage.sandbox.wire.limits import Limits
 
 SHARE: Final = 0.75
-"""Share that one tenant may have of the cells without work of other tenants."""
+"""Largest share, for one tenant, of the cells that do no work of other tenants."""
 BURNING_CELLS_MIN: Final = 4
-"""Evaluations of one tenant at idle priority from which its new cells start with it, too."""
+"""Evaluations of a tenant at idle priority from which its new cells start at that priority."""
 IN_USE_SECONDS: Final = 60.0
 """How long a cell counts as in use after the latest evaluation of its policy."""
 DOUBT_SECONDS: Final = 30.0
@@ -81,7 +81,10 @@ class CellSupply:
         return ""
 
     def burns(self, tenant: str, now: float) -> bool:
-        """Return whether a tenant with many cells must wait for more, since others wait, too."""
+        """Return whether new cells of a tenant start at idle priority.
+
+        They do if many of the tenant's evaluations were demoted, and other tenants use cells.
+        """
         demoted = (cell for cell in self._group_of if cell.sent and cell.demoted)
         if sum(cell.sent[0].tenant == tenant for cell in demoted) < BURNING_CELLS_MIN:
             return False

@@ -31,7 +31,7 @@ from moorage.sandbox.wire.limits import (
 KILLS_MAX: Final = 2
 """Cells that may be killed from outside under one piece of work before it is refused."""
 RETRY_SECONDS: Final = 1.0
-"""Seconds after which a client may repeat a request that was refused for killed cells."""
+"""Seconds after which a client may repeat a request whose cells were killed from outside."""
 _HUNGRY: Final = 0.75
 """Share of a cell's memory from which its policy is at fault if the machine runs out of memory."""
 _NONCE_BYTES: Final = 8
@@ -53,7 +53,7 @@ _EXPECTED: Final[dict[frames.FailureKind, str]] = {
 
 
 class _Nonces:
-    """Unpredictable 64-bit numbers, drawn from the kernel by the thousand bytes."""
+    """Unpredictable 64-bit numbers, of which the kernel makes hundreds at a time."""
 
     def __init__(self) -> None:
         self._left: list[int] = []
@@ -87,11 +87,11 @@ class Work(msgspec.Struct, eq=False):
         alone: Whether no other work may wait after it in its cell's pipe, since it is expected to
             take long.
         changes: The settings and parameters that `manage` changed, as JSON.
-        kills: How often the work's cell was killed from outside while the work was its head.
+        kills: How often a cell was killed from outside while it evaluated the work.
         hungry: How often such a killed cell held nearly all memory that it may use.
         here: Whether the work must run on this machine, since a worker failed at it.
         avoided: The worker that must not get the work, since that worker's proposal failed.
-        lost_workers: How often the work's worker was lost while the work was the head of a cell.
+        lost_workers: How often a worker was lost while a cell on it evaluated the work.
         snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
             policy's time.
         spent: Whether a limit on the work's calls was reached.
@@ -167,7 +167,7 @@ class Work(msgspec.Struct, eq=False):
         return min(named, most) if named else limits.evaluation_seconds
 
     def fail(self, refusal: Refusal) -> ConsultFailed | None:
-        """Return the event of a failure; futures are resolved here instead."""
+        """Return the event of a failure; if the work has a future, fail it and return None."""
         if self.consult is not None and self.future is None:
             return ConsultFailed(self.consult.ask.id, self.consult.consultation, refusal)
         if self.future is not None and not self.future.done():
@@ -175,7 +175,7 @@ class Work(msgspec.Struct, eq=False):
         return None
 
     def succeed(self, value: JsonValue) -> Proposed | None:
-        """Return the event of a success; futures are resolved here instead."""
+        """Return the event of a success; if the work has a future, resolve it and return None."""
         if self.consult is not None and self.future is None:
             return Proposed(self.consult.ask.id, self.consult.consultation, value)
         if self.future is not None and not self.future.done():
@@ -261,8 +261,8 @@ def crash_refusal(reason: str, ref: PolicyRef) -> Refusal:
 def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
     """Record that a cell was killed from outside; return why its work is not repeated, or None.
 
-    A single kill proves nothing, such as on a machine without free memory: work without effects is
-    repeated once elsewhere. If the work's cells held nearly all their memory, the policy is at
+    A single kill proves nothing: the machine may lack free memory. So work without effects is
+    repeated once in another cell. If both cells held nearly all their memory, the policy is at
     fault.
     """
     repeatable = work.repeatable

@@ -104,7 +104,7 @@ class RemoteWorker(Spawner):
     Args:
         up: The bridge's report of the agent's start.
         limits: All limits of the sandbox.
-        mode: The sandbox mode: with or without the wall.
+        mode: `jail`, or `unsafe` without the jail.
         make: Wraps a spawned process as a cell; see `Spawner`.
         counters: Counts spawned cells; see `Spawner`.
         send: Sends messages to the worker's agent.

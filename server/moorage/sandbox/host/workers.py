@@ -41,11 +41,11 @@ PAUSE_SECONDS_MIN: Final = 1.0
 """Pause before an ended bridge is started again, doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
-"""A bridge that ran this long resets the pause before restarts."""
+"""A bridge that ran for these seconds resets the pause before restarts."""
 STOP_SECONDS_MAX: Final = 5.0
 """How long the bridge may take to disconnect from Ray; then it is killed."""
 FINDINGS_MAX: Final = 256
-"""Nodes for which the reason why they have no worker is stored."""
+"""Maximum nodes for which the reason why they have no worker is stored."""
 _ENVIRONMENT: Final = re.compile(
     r"(?:RAY_|PYTHON|LC_|GRPC_|grpc_).*|PATH|HOME|USER|LANG|TMPDIR|TZ|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|no_proxy|NO_PROXY"
@@ -107,7 +107,7 @@ class Workers:
     Args:
         settings: The address of Ray, and the receiver of its reports.
         limits: All limits of the sandbox.
-        mode: The sandbox mode: with or without the wall.
+        mode: `jail`, or `unsafe` without the jail.
         make: Wraps a spawned process as a cell; see `Spawner`.
         changed: Called when a worker is added, so that work need not wait.
         counters: Counts `worker_starts`, `worker_losses` and `bridge_restarts`.

@@ -40,8 +40,8 @@ _ENVIRONMENT: Final = {
     "LC_CTYPE": "C.UTF-8",
 }
 ISOLATED: Final = ("-P", "-s", "-S")
-"""The effect of `-I`, except for the environment: the environment above has only the variables that
-are set there."""
+"""Options of Python with the effect of `-I`, which also ignores environment variables; that is not
+needed, since the zygote gets only `_ENVIRONMENT`."""
 _PROGRAM: Final = (
     "import gc, json, sys; gc.disable(); sys.path[:0] = json.loads(sys.argv[1])['path']; "
     "from moorage.sandbox.cell import zygote; zygote.main()"
@@ -72,8 +72,8 @@ _FROM_OUTSIDE: Final = frozenset(
 )
 """Signals that no cell can have sent, even to itself: the filter allows no signals."""
 _SPENT_MS_PER_SECOND: Final = 800
-"""Milliseconds of CPU time, by a cell's accounts, for each second of a limit that the kernel counts
-in ticks."""
+"""A killed cell counts as out of CPU time if it used these milliseconds for each second of its
+limit. They are less than 1000, since the kernel counts the limit in ticks."""
 
 
 class SpawnError(Exception):

@@ -64,7 +64,7 @@ DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 
 
 class Evaluate(_Frame, tag=2):
-    """Order the cell to evaluate its policy once. `cell.replica.Replica` explains the fields."""
+    """Order the cell to evaluate its policy once. `cell.replica` explains the fields."""
 
     nonce: int
     request: str

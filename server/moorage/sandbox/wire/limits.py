@@ -22,7 +22,7 @@ INPUT_BYTES_MAX: Final = 16 << 20
 HOST_FRAME_BYTES_MAX: Final = 64 << 20
 """Bytes of one frame to a cell, such as a fleet snapshot; longer ones are refused."""
 SNAPSHOT_BYTES_PER_SECOND: Final = 4 << 20
-"""An evaluation gets extra time to read its snapshot at this speed: a tenth of the usual."""
+"""An evaluation gets the extra time that its snapshot takes at this speed, a tenth of the usual."""
 PARTS_MAX: Final = 32
 """Changed clusters that a cell gets one by one; if more changed, it gets a whole snapshot."""
 CALL_ANSWER_BYTES_MAX: Final = 8 << 20
@@ -78,9 +78,9 @@ class Limits:
     """Limits of one evaluation, of one cell and of all cells together.
 
     Args:
-        evaluation_seconds: Wall time of one evaluation at the head of its cell, without the host's
-            own answer time, unless the policy or request sets another; beyond that time the cell is
-            killed.
+        evaluation_seconds: Wall time of one evaluation, without its wait in the cell's pipe and the
+            host's own answer time, unless the policy or request sets another; beyond that time the
+            cell is killed.
         evaluation_seconds_max: The longest such time that a policy or a request may set.
         load_seconds: Wall time to compile, import and construct a policy.
         calls_seconds: Total time of the host to answer the calls of one evaluation; the
@@ -98,10 +98,9 @@ class Limits:
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
             saturated machine the cell then gets next to nothing, so honest policies must stay below
             this time.
-        circuit_overruns: Evaluations of a policy for one tenant that were stopped at their
-            deadline, and are not forgiven yet, at which its circuit opens for that tenant; 0:
-            never. By default as many as the failures at which an alias falls back; refusals do not
-            count.
+        circuit_overruns: Number of evaluations of a policy for one tenant, stopped at their
+            deadline and not forgiven yet, at which its circuit opens for that tenant; 0: never. By
+            default as many as the failures at which an alias falls back; refusals do not count.
         evaluations_per_cell_max: Evaluations until a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, in case the host's timer fails.
         hash_seed: The hash seed of all cells, 1 to 4294967295, for repeatable runs, as it
