@@ -41,8 +41,8 @@ ASK_SECONDS: Final = 0.2
 PING_SECONDS: Final = 0.02
 BEFORE_SECONDS: Final = 5.0
 AFTER_ASK_SECONDS: Final = 0.05
-"""Seconds between two requests of the bystander after an attack: each second is judged
-separately."""
+"""Seconds between two requests of the bystander after an attack: enough requests in each second
+for a p99."""
 AFTER_SECONDS_MAX: Final = 20.0
 """Maximum seconds for the server to recover after an attack."""
 LOOK_AFTER_SECONDS: Final = 1.0
@@ -56,9 +56,9 @@ LOOK_SECONDS: Final = 0.2
 GPUS: Final = 32
 FULL_GPUS: Final = 2
 BYSTANDERS: Final = 64
-"""Machines with the GPUs that the bystander requests."""
+"""Number of machines with the GPUs that the bystander requests."""
 MINE: Final = "H100"
-"""The GPUs of the bystander, which no attacker can hold."""
+"""The GPU model that only the bystander requests."""
 VARIABLES: Final = {
     "MOORAGE_TOKENS": "mallory:m1,bob:b1,ops:o1",
     "MOORAGE_OPERATORS": "ops",
@@ -98,7 +98,7 @@ class _Phase:
     """The bystander's measurements in one period."""
 
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """When each request was sent, and how long its answer took."""
+    """When each request was sent, and the seconds until its answer."""
     refused: list[str] = field(default_factory=list[str])
     pings: list[float] = field(default_factory=list[float])
     worked: list[float] = field(default_factory=list[float])
@@ -317,7 +317,7 @@ async def _attack(
 
 
 async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase]:
-    """Return the seconds until the bystander's requests are as quick as before; inf: never."""
+    """Return the seconds until requests are quick again (inf: never), and the measurements."""
     left_at = time.perf_counter()
     async with bystander.look(AFTER_ASK_SECONDS) as after:
         for second in range(int(AFTER_SECONDS_MAX)):

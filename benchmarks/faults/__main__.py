@@ -1,7 +1,7 @@
-"""`python -m benchmarks.faults`: two servers on one PostgreSQL, faults, and a checked history.
+"""`python -m benchmarks.faults`: plays faults on two servers, and checks all answers to clients.
 
-Without `--url`, it starts everything on this machine. With `--url`, it uses your servers and your
-faults: commands that each make another server lead.
+Without `--url`, it starts both servers and PostgreSQL on this machine. With `--url`, it uses your
+servers and your faults, which are shell commands that each make another server lead.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from moorage.commands.options import JsonFlag
 from moorage.lab.errors import CommandError
 
 ANSWERS_BETWEEN: Final = 30
-"""Number of answers that must come before each fault, and after it."""
+"""Number of answers to clients that must come before each fault, and after it."""
 DATABASE_MEBIBYTES: Final = 1024
 """Mebibytes of the disk of the database and its standby."""
 FULL: Final = 0 if os.getuid() else 2
 """Default number of disks to fill; only root can make small disks."""
 SHOWN: Final = 5
-"""Maximum violations of a law that are printed."""
+"""Maximum number of violations of each law that are printed."""
 
 Nemesis = Callable[[ServerPair, ServerSeat, Callable[[], Awaitable[None]]], Awaitable[None]]
 NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
@@ -54,7 +54,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "server's disk full": (ServerPair.fill_folder, True),
     "database's disk full": (ServerPair.fill_database, True),
 }
-"""Faults of the leading server, and whether another server then leads and the old leader ends."""
+"""Each fault: its function, and whether it ends the leader, so that the other server leads."""
 
 
 class FaultRun:
@@ -103,7 +103,7 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
 async def play(
     folder: Path, counts: Mapping[str, int], clients: int, seed: int, minutes: float
 ) -> dict[str, Any]:
-    """Play faults in random order on a pair of own servers; start none after `minutes`.
+    """Start two servers and play faults on them in random order; start no fault after `minutes`.
 
     Raises:
         CommandError: The servers do not start again.
@@ -181,7 +181,7 @@ async def play_elsewhere(
         nonlocal number
         process = await asyncio.create_subprocess_shell(command, stdout=sys.stderr)
         if await process.wait():
-            raise CommandError(f"{command!r} ended with {process.returncode}")
+            raise CommandError(f"{command!r} ended with exit code {process.returncode}")
         await run.load.answers(ANSWERS_BETWEEN)
         number = next(rounds)
 
@@ -260,7 +260,7 @@ def main(  # One parameter per option.
     """
     with command_errors():
         if (url is None) != (not fault):
-            raise CommandError("--url and --fault belong together")
+            raise CommandError("pass --url and --fault together, or neither of them")
         if url is not None:
             target = Target(url, policy, (), gpus, str, alone=False)
             report = asyncio.run(play_elsewhere(target, clients, fault or (), seed))

@@ -85,4 +85,4 @@ async def test_the_options_url_and_fault_of_the_fault_run_need_each_other():
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, errors = await process.communicate()
     assert process.returncode == 1
-    assert "--url and --fault belong together" in errors.decode()
+    assert "pass --url and --fault together" in errors.decode()
