@@ -8,7 +8,7 @@ from moorage.backends.local.marks import environments
 
 
 def read_schedule(pid: int) -> tuple[float, float]:
-    """Return for how many seconds the main thread of a process ran, and waited for a core."""
+    """Return the seconds for which a process's main thread ran, and those it waited for a core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
@@ -20,5 +20,5 @@ def memory_mib(pid: int) -> float:
 
 
 def marked_processes(mark: str) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield pid and environment of each process that has a text in its environment."""
+    """Yield pid and environment of each process whose environment contains a text."""
     return ((pid, own) for pid, own in environments() if any(mark.encode() in each for each in own))

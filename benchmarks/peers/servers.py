@@ -1,4 +1,4 @@
-"""Starts servers of peers: programs on loopback that end with the block that started them."""
+"""Starts the servers of peers on loopback; each ends with the `with` block that started it."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 async def program(
     command: Sequence[str], port: int | None, log: Path, variables: dict[str, str] | None = None
 ) -> AsyncIterator[int]:
-    """Run a server until the block ends; yield its process once its port, if given, answers."""
+    """Run a server until the block ends; yield its process id, once `port` (if any) answers."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: ASYNC220, S603  # It starts at once; our own arguments.

@@ -166,8 +166,8 @@ def _route(path: str, answer: Callable[[JsonValue], JsonObject], method: str = "
 async def _body(request: Request) -> JsonValue:
     """Return the JSON of a request.
 
-    Other content types are refused: a web page in a local browser could send them without
-    permission.
+    Other content types are refused, since any web page can make a browser send them to a local
+    port.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -1,7 +1,7 @@
 """Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
-`moorage pool serve` runs this module. Only the user who made the socket's file may use it. A lock
-file beside the socket stops a second server at the same address, so no slot is checked out twice.
+`moorage pool serve` runs this module. Only the user who runs the server may use its Unix socket. A
+lock file beside the socket stops a second server at the same path, so no slot is checked out twice.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TTL_SECONDS: Final = 86_400.0
 DRAIN_SECONDS: Final = 5
 """Maximum seconds that open requests may continue after the stop signal."""
 CONNECTIONS_MAX: Final = 1024
-"""At most this many open connections; requests on further ones are answered 503."""
+"""Maximum open connections; a request over a further connection is answered 503."""
 BACKLOG: Final = 1024
 
 
@@ -137,13 +137,13 @@ def _hold_lock(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(
-                error.errno, "is a link, which is not followed; remove it", lock
+                error.errno, "the lock file is a symbolic link; remove it", lock
             ) from error
         raise
     try:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "expected a file of this user; remove it", str(lock))
+            raise OSError(errno.EPERM, "the lock file is not this user's; remove it", str(lock))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -165,7 +165,7 @@ def _remove_stale_socket(path: Path) -> None:
         return
     if not stat.S_ISSOCK(seen.st_mode):
         raise OSError(
-            errno.EEXIST, "is not a socket, and was not changed; give another path", str(path)
+            errno.EEXIST, "the file there is not a socket; give another path", str(path)
         )
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)  # noqa: FBT003  # The socket module's own signature.

@@ -1,7 +1,8 @@
 """Shapes of slices: a TPU slice of a cloud, or a number of hosts with GPUs.
 
-A slot of a pool starts as a placement group. For GPUs, the group has all hosts of the slice. For a
-TPU slice, the group has only the head: its node has the slice's name, which all other hosts share.
+A pool reserves a placement group for each new slice (a slot of the pool). For GPUs, the group has
+all hosts of the slice. For TPUs, it has only the head, which is the first host: the head's node has
+the name of the slice as a resource, and so do the nodes of the other hosts.
 """
 
 import math

@@ -46,7 +46,8 @@ from moorage.slots.specification import (
 )
 
 NodeAllocation = JsonObject
-"""`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
+"""The result of a checkout: `{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type:
+[{"node", "id", "slots"}]}}`."""
 
 
 Wish = TypeVar("Wish", bound=Hashable)
@@ -646,7 +647,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
 
 
 def _free_length(inventory: Inventory, members: Sequence[Member]) -> int | None:
-    """Return the squared length of the free slots after a request; None if it does not fit."""
+    """Return the sum of squares of the types' free slots after a request; None: it does not fit."""
     squares = 0
     for kind in {member.type for member in members}:
         left = (inventory.available(kind) if kind in inventory else NONE) - _total(members, kind)

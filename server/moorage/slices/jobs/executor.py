@@ -277,7 +277,7 @@ def _until_success(
     failures_max: int,
     settings: SliceSettings,
 ) -> RayValue:
-    """Run attempts until one succeeds, or the limit of failures or preemptions is reached."""
+    """Repeat a job until it succeeds, or the limit of failures or preemptions is reached."""
     preemptions = failures = crashes = 0
     trouble: Exception | None = None
     while preemptions < preemptions_max and failures < failures_max:
