@@ -200,7 +200,7 @@ METRICS = {
         ("sum", "nodes.id", 0),
     ],
 )
-def test_aggregate_conditions_fold_lists(how, target, result):
+def test_aggregate_conditions_count_and_sum_values_of_lists(how, target, result):
     query = {"aggOperator": how, "target": target, "operator": "==", "value": result}
     assert evaluate(parse_condition(query), METRICS)
     assert evaluate(parse_condition({**query, "value": str(result)}), METRICS)

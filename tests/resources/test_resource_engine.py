@@ -1,4 +1,4 @@
-"""Tests of the resource engine by its documents and by the reference implementation."""
+"""Tests that the resource engine behaves as its documents say, under races and failures, too."""
 
 import asyncio
 import gc
@@ -426,7 +426,7 @@ async def test_a_dead_free_resource_is_not_reused(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_a_caller_waits_for_the_answer_of_a_free_resource_only_as_long_as_it_allows(engine):
+async def test_a_free_resource_that_does_not_answer_within_the_timeout_is_replaced(engine):
     silent = await engine.acquire("a", ALONE)
     await engine.release("a")
     silent.get_status = asyncio.Event().wait
@@ -479,7 +479,7 @@ async def test_close_fails_waiters_and_the_backend_can_be_used_again(engine, wor
     await engine.acquire("a", ALONE)
 
 
-async def test_close_reports_resources_that_cannot_be_ended_and_retries(engine, workshop):
+async def test_close_reports_resources_that_cannot_be_ended_and_can_be_repeated(engine, workshop):
     await engine.acquire("a", Spec())
     workshop.end_errors = [RuntimeError("it bites")]
     with pytest.raises(BackendError, match=r"did not end \(1\): a of thing:default.* it bites"):

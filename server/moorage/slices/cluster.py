@@ -89,7 +89,7 @@ def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
 
 
 def hosts_group_name(head: RayValue) -> str:
-    """Return the name of the placement group of a slice's hosts, from its head's placement group."""
+    """Return the name of the placement group of a slice's hosts, made of its head group's id."""
     return f"hosts-of-{head.id.hex()}"
 
 

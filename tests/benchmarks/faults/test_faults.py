@@ -80,7 +80,7 @@ def test_the_skewed_clock_sets_the_calendar_and_leaves_the_monotonic_clock(tmp_p
     assert before < monotonic < time.monotonic()
 
 
-async def test_the_options_url_and_fault_of_the_fault_run_need_each_other():
+async def test_the_fault_run_refuses_the_option_url_without_the_option_fault():
     command = [sys.executable, "-m", "benchmarks.faults", "--url", "ws://127.0.0.1:1"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, errors = await process.communicate()
