@@ -44,7 +44,7 @@ LOST_SECONDS: Final = 8
 LINES: Final = (10, 60)
 """Minimum and maximum number of lines that a command writes, one each tenth of a second."""
 RESTART_SECONDS: Final = (0.0, 2.0)
-"""Least and most seconds that an agent or the server stays down after a kill."""
+"""Minimum and maximum seconds that an agent or the server stays down after a kill."""
 SETTLE_SECONDS_MAX: Final = 240.0
 """Maximum seconds until one command ends, in spite of faults on its machine."""
 ASKED_PAUSE_SECONDS: Final = 0.8

@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 
 
 def engines() -> Figures:
-    """Measure how long warm acquires take compared with cold ones: of processes and containers.
+    """Measure warm acquires of a process, a container and a lease, compared with cold ones.
 
     Raises:
         CommandError: A process, a file descriptor or a slot was left behind.
@@ -54,7 +54,7 @@ def engines() -> Figures:
 
 
 def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
-    """Acquire and release one warm resource repeatedly, and sometimes a cold one.
+    """Acquire `starts` cold resources; then acquire and release one warm resource `times` times.
 
     Returns:
         Median seconds of a cold acquire, a warm acquire, and a warm one with its release; their

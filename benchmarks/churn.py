@@ -48,7 +48,7 @@ class ChurnJob:
         loads: Values of `Churn.load`, each of which is run with all policies.
         stays: Values of `Churn.stays`, each of which is run with all policies.
         queued: Whether requests without room wait; otherwise they are refused.
-        length: Length of the measurement in mean durations; see `Churn`.
+        length: Length of the measurement, in mean durations of leases; see `Churn`.
         seeds: Number of runs of each kind.
         later: Another request file, from which requests are drawn in the second half of the
             measured time.
@@ -228,7 +228,7 @@ class _Running:
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS
 
     def counts(self) -> Mapping[str, churn_report.SizeCount]:
-        """Return the outcomes of measured requests; a request still waits until the end."""
+        """Return the outcomes of measured requests; open waits count until the end of the run."""
         while self._open:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)
@@ -237,7 +237,7 @@ class _Running:
 
 @dataclass
 class HeldMilli:
-    """Sums the GPU milli in use over time.
+    """Computes the mean number of GPUs in use over time, from thousandths of GPUs.
 
     Args:
         since: When counting begins, in seconds.

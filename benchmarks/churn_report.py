@@ -20,8 +20,8 @@ class SizeCount(msgspec.Struct):
     """The outcomes of requests of one size.
 
     Attributes:
-        requested, requested_milli: Measured requests, and their GPU milli.
-        refused, refused_milli: Refused requests, and their GPU milli.
+        requested, requested_milli: Measured requests, and their GPUs in thousandths.
+        refused, refused_milli: Refused requests, and their GPUs in thousandths.
         waited_stays: Sum of the waits of all measured requests, in mean stays.
     """
 
@@ -39,8 +39,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
         trace: Name of the trace.
         rule: Name of the policy.
         load, stays, seed: How requests came and went.
-        allocated_percent: Mean GPU milli held over time, in percent of the fleet's.
-        sizes: By size of request.
+        allocated_percent: Mean GPUs held over time, in percent of the fleet's.
+        sizes: The outcomes, by size of the requests.
         microseconds: The mean time of a decision of the policy.
     """
 
@@ -74,8 +74,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
 def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
     """Return a row per trace, stays, load and policy, and for several traces a row over all.
 
-    Every figure is `[mean, standard error]` over the seeds, `less_baseline` is the allocation minus
-    the first policy's in the same runs. With one seed, the error is None.
+    Every figure is `[mean, standard error]` over the seeds. `less_baseline` is the allocation minus
+    that of the first policy in the same runs. With one seed, the error is None.
     """
     names = list(dict.fromkeys(run.trace for run in runs))
     found = [row for name in names for row in _rows(runs, name, [name])]
@@ -177,7 +177,7 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 
 
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
-    """Draw the results of the first kind of stays, and save the picture to each of the files.
+    """Draw the results for the first kind of lease durations, and save the picture to the files.
 
     The upper panel shows the mean of the GPUs held for each load; if there is only one load, it
     shows the GPUs held or the waits for each trace. The lower panel shows the refused or waiting

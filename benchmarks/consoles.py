@@ -35,7 +35,7 @@ from moorage_policies import catalog
 CONSOLES: Final = 50
 PERCENT_MAX: Final = 10.0
 BLOCKS: Final = 4
-"""Blocks of each kind, for each view."""
+"""Number of blocks with consoles, and as many without, for each view."""
 BLOCK_SECONDS: Final = 10.0
 REQUESTS: Final = 200
 """Requests of a batch: all are granted and then released before the time is read again."""
@@ -168,7 +168,7 @@ def cluster(name: str, nodes: int) -> dict[str, Any]:
 def ask_message(
     uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any
 ) -> str:
-    """Return a message that requests a lease; with `resources` it must wait."""
+    """Return a message that requests a lease; a request with `resources` may wait."""
     lease = {"ttl_seconds": TTL_SECONDS} | ({"wait_seconds": TTL_SECONDS} if resources else {})
     wanted = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, "id": number, **more}
     return json.dumps(wanted | {"resources": resources or {"gpus": 1}, "lease": lease})

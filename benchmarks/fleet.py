@@ -188,7 +188,7 @@ def _name(number: int) -> str:
 
 
 def cluster(number: int) -> Figures:
-    """Return one of many cluster documents, with all devices of its hundred nodes."""
+    """Return one of many cluster documents, with a hundred GPUs."""
     device = {"modelName": f"A{number % 5}00", "memory": 81_920}
     rows = [
         {

@@ -309,7 +309,7 @@ async def waiters(flood: Flood) -> None:
 
 
 async def alternatives(flood: Flood) -> None:
-    """Attack M6: let 16,384 requests with seven alternatives each wait for a full GPU model."""
+    """Attack M6: let 16,384 requests with seven alternatives each wait for GPUs, all leased."""
     await _fill(flood)
     frames: list[bytes] = []
     for number in range(WAITERS):

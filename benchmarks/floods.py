@@ -1,9 +1,9 @@
 """Measures how attacks of one tenant delay requests of another.
 
-Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
-process is the other tenant: every 200 ms it sends a request, alternately over a new connection and
-an open one, before, during and after the attack. It also sends pings, which the server's event loop
-answers at once: the slowest pong shows the longest turn of the loop.
+Each attack of `flood_attacks` has its own server, and runs in its own process on this machine. The
+process that runs this module is the other tenant. Every 200 ms it sends a request, alternately over
+a new and an open connection, before, during and after the attack. It also sends pings, which the
+server's event loop answers at once: the slowest pong shows the longest turn of the loop.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ AFTER_SECONDS_MAX: Final = 20.0
 """Maximum seconds for the server to recover after an attack."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""Largest p99, as a multiple of that before the attack, at which the server has recovered."""
+"""The server has recovered if the p99 is at most this multiple of the p99 before the attack."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0
@@ -148,7 +148,7 @@ class _Bystander:
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Send requests and pings until the block ends; await open answers."""
+        """Send requests and pings until the block ends; then await the open answers."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 

@@ -65,7 +65,7 @@ class Wanted:
 
 
 class KillLoad:
-    """Runs the clients, which survive the daemons and go on with the next one.
+    """Runs the clients; when a daemon is killed, they go on with the next daemon.
 
     Args:
         draw: Random numbers for the clients' decisions.

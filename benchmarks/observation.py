@@ -44,7 +44,7 @@ _MEDIAN_ERROR: Final = 1.253 / 1.349
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Measured blocks: those with observation, or those without; and the signal that switches."""
+    """The measured blocks of one kind, and the signal that switches to this kind."""
 
     switch: signal.Signals
     seconds: list[float] = field(default_factory=list[float])

@@ -75,7 +75,7 @@ class _Load:
 
 
 def overload() -> dict[str, Any]:
-    """Measure goodput at the peak and at ten times that load, and the time of renewals."""
+    """Measure grants per second at the peak and at ten times that load, and times of renewals."""
     with daemon() as running:
         return uvloop.run(_overload(running))
 
@@ -127,7 +127,7 @@ async def _overload(running: Running) -> dict[str, Any]:
 
 
 def _clock(pid: int) -> float:
-    """Return the seconds until now, without those in which the server's loop waited for a core."""
+    """Return the seconds on a clock that stops while the server's loop waits for a core."""
     return time.perf_counter() - read_schedule(pid)[1]
 
 

@@ -54,9 +54,9 @@ class Packing:
     """The result of one run.
 
     Attributes:
-        allocated_percent: GPU milli held at the end, in percent of the fleet's.
-        allocated_percent_at_100: GPU milli held, in percent of the fleet's, when the arrived GPU
-            demand first exceeded the capacity.
+        allocated_percent: GPUs held at the end, in percent of the fleet's.
+        allocated_percent_at_100: GPUs held, in percent of the fleet's, when the requests first
+            wanted more GPUs in total than the fleet has.
         granted: Requests that were placed.
         declined: Requests that were refused.
         decisions: Calls of the policy; the core refuses a request that fits nowhere without a call.

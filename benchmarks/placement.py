@@ -54,13 +54,13 @@ class Comparison(msgspec.Struct, frozen=True):
     Attributes:
         trace: The trace.
         rule: Name of the shipped policy.
-        published: The published mean, when 130 % of the capacity have arrived. None, like all
-            derived figures, if no mean was published.
+        published: The published mean after requests for 130 % of the capacity. None, like all
+            figures computed from it, if no mean was published.
         published_deviation: Standard deviation of the published mean, over `published_runs` runs.
-        published_at_100: The published mean when 100 % have arrived.
-        reached: The measured mean at 130 %.
+        published_at_100: The published mean after requests for 100 % of the capacity.
+        reached: The measured mean after requests for 130 % of the capacity.
         deviation: Standard deviation of the measured mean, over `runs` seeds.
-        reached_at_100: The measured mean at 100 %.
+        reached_at_100: The measured mean after requests for 100 % of the capacity.
         allowed: Allowed difference of the means.
     """
 
@@ -83,7 +83,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether the two means are close enough."""
+        """Return whether the measured and the published mean are close enough."""
         if self.difference is None or self.allowed is None:
             return None
         return abs(self.difference) <= self.allowed
@@ -101,7 +101,7 @@ def compare(
     Args:
         nodes: The node file; `PUBLISHED` may be in the same folder.
         pods: Request files, `pods_<trace>.csv`.
-        rules: Names of published policies that ship, or of `EXPECTED_FILL`.
+        rules: Names of policies in `PUBLISHED_AS` or in `EXPECTED_FILL`.
         seeds: Seeds of the order of nodes and requests, one run each.
         progress: Called with the name of each run.
 

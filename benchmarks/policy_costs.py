@@ -50,7 +50,7 @@ class Cost:
     Attributes:
         seconds: Seconds from each consultation to its proposal.
         cpu_seconds: CPU time of the sandbox's processes, from the first request to the last.
-        allocated_percent: GPU milli held at the end, in percent of the fleet's.
+        allocated_percent: GPUs held at the end, in percent of the fleet's.
     """
 
     seconds: list[float] = field(default_factory=list[float])

@@ -101,7 +101,7 @@ def read_published_order(
     Args:
         pods: The trace.
         nodes: The cluster.
-        capacity_milli: GPU milli of all nodes together.
+        capacity_milli: GPUs of all nodes together, in thousandths.
         arrive: GPUs that the requests want in total, as a multiple of the capacity.
         seed: Seed of the run; the published runs have the seeds 42 to 51.
     """

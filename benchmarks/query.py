@@ -1,7 +1,7 @@
 """`query`: the cost of a query over ten thousand clusters, as a multiple of the cost over 100.
 
 Each query has equally many hits in both fleets. The best of several runs counts, after the first
-run has built the columns of the index. The project's limit is a multiple of 20.
+run has built the columns of the index. The project's limit for this ratio is 20.
 """
 
 import random

@@ -1,7 +1,7 @@
 """`queue`: how the cost of an event grows with the number of waiting requests, or with the fleet.
 
 The fleet is full, and all waiting requests differ in tenant and inputs. A figure is a ratio of CPU
-times: with many waiting requests to with few, or on a large fleet to on a small one. The events go
+times: with many and with few waiting requests, or on a large and on a small fleet. The events go
 directly to the core; only `explained` and `overload` are measured through a daemon.
 """
 
@@ -128,7 +128,7 @@ class _Queue:
 
 
 def queue() -> dict[str, Any]:
-    """Measure releases, arrivals, lost sessions and refusals as the queue grows; and overload."""
+    """Measure events in a short and a long queue, refusals on two fleets, and overload."""
     few, many, most = (_Queue(NODES, count) for count in (WAITERS_FEW, WAITERS_MANY, WAITERS_MOST))
     released = _seconds(few.release, 5), _seconds(many.release, 5)
     added = _seconds(_Queue(NODES, WAITERS_FEW).wait), _seconds(most.wait)

@@ -66,7 +66,7 @@ def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) ->
 
 
 def churn(operations: int, seed: int) -> int:
-    """Check out and in at random, whole slots and shares, until all slots are back.
+    """Check out and check in whole slots and parts of slots at random; then check in the rest.
 
     Returns:
         The number of checkouts that were granted.

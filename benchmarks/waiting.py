@@ -1,6 +1,6 @@
 """`waiting`: how long jobs of a real trace wait, by the order of the queue.
 
-The jobs of a trace arrive and end as recorded, and request leases from the production allocator.
+The jobs of a trace arrive and last as recorded, and request leases from the production allocator.
 The fleet is small enough that jobs wait. Each order is played with backfill, as in the daemon's
 queue, and strictly, so that no job starts before the job ahead of it. The orders are:
 
@@ -189,7 +189,7 @@ class _Running:
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
-        """Return the GPU milli that a tenant holds now."""
+        """Return the GPUs that a tenant holds now, in thousandths."""
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def nodes_for(jobs: Sequence[Job], load: float) -> int:
-    """Return the number of nodes on which jobs make a load; at least those of the largest job."""
+    """Return the number of nodes on which jobs cause a load, enough for the largest job."""
     wanted = sum(job.gpus * job.seconds for job in jobs)
     span = max(jobs[-1].at, 1.0)
     largest = max(needs(job.gpus).nodes for job in jobs)

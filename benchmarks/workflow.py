@@ -127,7 +127,7 @@ def _wide(nodes: int) -> DAG:
 
 
 def _make_layers(layers: int) -> DAG:
-    """Return `layers` layers of as many nodes; a node depends on all nodes of the layer before."""
+    """Return `layers` layers of `layers` nodes; each node depends on the whole layer before."""
     rows = [range(row * layers, (row + 1) * layers) for row in range(layers)]
     following = [list(after) for after in rows[1:] for _ in range(layers)]
     return DAG([str(number) for number in range(layers**2)], [*following, *[[]] * layers])

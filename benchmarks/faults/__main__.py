@@ -222,20 +222,20 @@ def _tables(report: Mapping[str, Any]) -> list[Table]:
 
 def main(  # One parameter per option.
     kills: Annotated[int, typer.Option(min=0, help="Kills of the leader by SIGKILL.")] = 10,
-    frozen: Annotated[int, typer.Option(min=0, help="Pauses longer than its lead lasts.")] = 5,
+    frozen: Annotated[int, typer.Option(min=0, help="Pauses of the leader.")] = 5,
     partitions: Annotated[
-        int, typer.Option(min=0, help="Partitions in one direction between it and the database.")
+        int, typer.Option(min=0, help="One-way partitions between leader and database.")
     ] = 5,
     planned: Annotated[int, typer.Option(min=0, help="`moored lead --resign`, or SIGTERM.")] = 5,
-    ended: Annotated[int, typer.Option(min=0, help="Ends of its database sessions.")] = 2,
+    ended: Annotated[int, typer.Option(min=0, help="Ends of the leader's sessions.")] = 2,
     restarts: Annotated[int, typer.Option(min=0, help="Crashes of the database.")] = 2,
     promoted: Annotated[int, typer.Option(min=0, help="Losses of the database's primary.")] = 2,
-    cut_off: Annotated[int, typer.Option(min=0, help="Partitions between it and clients.")] = 2,
-    skewed: Annotated[int, typer.Option(min=0, help="Changes of its clock, then a kill.")] = 2,
-    pooled: Annotated[int, typer.Option(min=0, help="Starts with PgBouncer in between.")] = 2,
-    full: Annotated[int, typer.Option(min=0, help="Times that its disk is full.")] = FULL,
+    cut_off: Annotated[int, typer.Option(min=0, help="Partitions: leader and clients.")] = 2,
+    skewed: Annotated[int, typer.Option(min=0, help="Changes of the leader's clock.")] = 2,
+    pooled: Annotated[int, typer.Option(min=0, help="Starts of a server on PgBouncer.")] = 2,
+    full: Annotated[int, typer.Option(min=0, help="Fillings of the leader's disk.")] = FULL,
     full_database: Annotated[
-        int, typer.Option(min=0, help="Times that the database's disk is full.")
+        int, typer.Option(min=0, help="Fillings of the database's disk.")
     ] = FULL,
     seed: Annotated[int, typer.Option(help="Seed of the order of faults, and of the clients.")] = 7,
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 6,
@@ -254,9 +254,9 @@ def main(  # One parameter per option.
     gpus: Annotated[int, typer.Option(min=1, help="With --url: GPUs of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make servers fail under load, and check all answers to clients against the laws.
+    """Make servers fail under load, and check that all answers to clients were correct.
 
-    The exit code is 1 if a law is broken.
+    The exit code is 1 if an answer was wrong.
     """
     with command_errors():
         if (url is None) != (not fault):

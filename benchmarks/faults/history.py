@@ -82,7 +82,7 @@ class FaultHistory:
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
     """Return the longest time without an answer between `begin` and `end`; `times` are sorted.
 
-    The last answer before `begin` and the first answer after `end` belong to it: so clients see it.
+    The last answer before `begin` and the first answer after `end` count, as clients see them.
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]

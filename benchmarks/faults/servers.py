@@ -338,7 +338,7 @@ class ServerPair:
         leader.set_clock(0.0)
 
     async def pool(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Kill the leader, and put PgBouncer before its database: it then refuses to start."""
+        """Kill the leader, and put PgBouncer before its database; no server starts there."""
         with self._postgres.pooler(self._draw.choice(("session", "transaction"))) as port:
             leader.database.target = port
             leader.signal(signal.SIGKILL)
@@ -358,7 +358,7 @@ class ServerPair:
     async def fill_database(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Fill the disk of PostgreSQL and its standby until the leader has ended, and a bit longer."""
+        """Fill the disk of PostgreSQL and its standby until some time after the leader's end."""
         assert leader.process is not None
         with full_disk(self._postgres.folder):
             await asyncio.wait_for(leader.process.wait(), SETTLE_SECONDS_MAX)

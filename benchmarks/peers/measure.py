@@ -1,8 +1,8 @@
 """Measures every peer by the same protocol.
 
-A peer gets single requests, one after the other; then many at a time, each sent after an answer;
-then requests until the last GPU is taken. On the full fleet, one more request waits for another
-client's release. No GPU may be booked twice at any time.
+A peer gets single requests, one after the other; then several at a time, and the next after each
+answer; then requests until the last GPU is taken. On the full fleet, one more request waits for
+another client's release. No GPU may be booked twice at any time.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Figures(msgspec.Struct, frozen=True):
         per_second: Placements per second while clients send each request after an answer.
         single_ms: Median time of a single request.
         wake_ms: Median time from the sending of a release to the grant of the waiting request.
-        cpu_ms: Processor time of the servers for one placement at that rate.
+        cpu_ms: Processor time of the servers for one placement, measured with `per_second`.
     """
 
     load: float

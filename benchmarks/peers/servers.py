@@ -87,7 +87,7 @@ def find_program(name: str, *patterns: str) -> str | None:
 
 
 def version_of(path: str | None, *flags: str) -> str | None:
-    """Return the version that a program prints, or an empty text if it is missing."""
+    """Return the version that a program prints; None if there is no program or no version."""
     if path is None:
         return None
     done = subprocess.run(  # noqa: S603  # A program of a peer, with our own arguments.
@@ -98,7 +98,7 @@ def version_of(path: str | None, *flags: str) -> str | None:
 
 
 def library(*names: str) -> str | None:
-    """Return the version of the first of some Python packages, if all are installed."""
+    """Return the version of the first of some Python packages; None if one is not installed."""
     try:
         first, *_ = [importlib.metadata.version(name) for name in names]
     except importlib.metadata.PackageNotFoundError:

@@ -82,7 +82,7 @@ class Probes:
         self._random = random.Random(7)
 
     def __call__(self) -> Iterator[int]:
-        """Yield at most `TRIES` places in random order."""
+        """Yield at most `TRIES` indices, in random order."""
         place = self._random.randrange(self._count)
         step = self._random.randrange(1, self._count)
         while math.gcd(step, self._count) != 1:
@@ -91,5 +91,5 @@ class Probes:
             yield (place + number * step) % self._count
 
     def shuffled(self, places: list[int]) -> list[int]:
-        """Return places in random order."""
+        """Return these indices in random order."""
         return self._random.sample(places, len(places))

@@ -178,7 +178,7 @@ def test_a_time_limit_of_a_call_ends_the_tasks_on_all_hosts(make_pool, tmp_path,
             ray.get(ref, timeout=60)
 
 
-def test_a_new_task_on_a_host_cancels_the_previous_one(make_pool, tmp_path):
+def test_a_new_task_on_a_host_cancels_the_previous_task(make_pool, tmp_path):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
     refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # The task's work.

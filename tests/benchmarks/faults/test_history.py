@@ -18,7 +18,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
 def whole() -> FaultHistory:
-    """Return a correct history: server `a` grants two leases, `b` confirms one and grants another."""
+    """Return a correct history: server `a` grants two leases, `b` repeats one of these answers."""
     history = FaultHistory(
         sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
