@@ -164,7 +164,7 @@ def test_each_documented_operator_matches_as_documented(variable, operator, valu
         ("NOT", [True], False),
     ],
 )
-def test_the_operators_and_and_or_combine_conditions(logic, truths, holds):
+def test_logical_operators_combine_conditions(logic, truths, holds):
     parts = [simple("id", "==", "c1" if truth else "c2") for truth in truths]
     query = {"logicalOperator": logic, "conditions": parts}
     assert evaluate(parse_condition(query), CLUSTER) is holds

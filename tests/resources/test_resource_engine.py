@@ -498,7 +498,7 @@ async def test_a_resource_that_cannot_be_ended_keeps_its_slot(engine, workshop):
         await engine.acquire("b", ALONE, wait_timeout=0.01)
 
 
-async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
+async def test_threads_with_their_own_event_loops_share_a_backend(workshop):
     engine = ResourceEngine({"local": workshop})
     spec = Spec(max_global_num=2)
     most = [0]
@@ -670,7 +670,7 @@ async def test_a_custom_category_uses_its_registered_runner(engine, workshop):
 
 
 @pytest.mark.parametrize("category", ["python_env", "scienceworld", "alfworld", "webshop"])
-def test_a_named_environment_is_a_container_for_backends(category):
+def test_the_spec_of_an_environment_becomes_a_container_spec_for_backends(category):
     spec = ContainerResourceSpec(category=category, image="python:3")
     assert plain(spec) == ContainerResourceSpec(image="python:3")
     assert pool_key(spec, "local").startswith(f"{category}:python:3|local|")

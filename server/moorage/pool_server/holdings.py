@@ -100,8 +100,8 @@ class Holdings:
         """Check out slots for a process, for a time, or both.
 
         Raises:
-            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has
-                this id.
+            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has the
+                id `pid`.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:

@@ -30,7 +30,7 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
     "policyFunction": (),
     "policyGraph": (),
 }
-"""By kind of documents: the other kinds that a filter may search before, in this order."""
+"""For each kind of documents: the other kinds that a filter may search first, in this order."""
 
 SEARCHED: Final[tuple[MatchType, ...]] = ("cluster", "block", "policy")
 """Kinds of documents that a server stores; errors list them."""
@@ -48,7 +48,7 @@ class Filter:
         match_type: The kind of documents to search.
         condition: The condition on these documents.
         companions: Conditions on other documents, by their kind, in the order of their search. The
-            documents that they find limit the answer (`restrict`); if none is found, it is empty.
+            documents found there limit the answer (`restrict`); without any, the answer is empty.
     """
 
     match_type: MatchType
@@ -86,7 +86,7 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
 
     Args:
         body: `{"matchType", "filter": {"<type>Query": …}}`, or that within `{"header", "body":
-            {"values": …}}`. Without a `matchType`, the names of the queries decide.
+            {"values": …}}`. Without a `matchType`, the names of the queries decide the kind.
         at: The place of the body, with which the paths in errors start.
 
     Raises:

@@ -406,7 +406,7 @@ def _determine(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...]
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
-    """Return the first character of each class of characters, and the classes that move a state."""
+    """Return where each class of characters begins, and on which classes each state moves."""
     ranges = [move[0] if move else () for move in machine.moves]
     edges = {edge for each in ranges for low, high in each for edge in (low, high + 1)}
     starts = sorted((edges | {0}) - {_LAST_CODE_POINT + 1})

@@ -146,7 +146,7 @@ class DocumentIndex:
             entry.stale.add(row)
 
     def _drop_columns(self) -> None:
-        """Drop the least recently used columns while there are too many or too large ones."""
+        """Drop the least recently used columns while all columns are too many or too large."""
         size = sum(entry.column.size for entry in self._columns.values())
         while len(self._columns) > 1 and (
             len(self._columns) > self._columns_max or size > self._cells_max

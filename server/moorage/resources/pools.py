@@ -3,7 +3,8 @@
 There is one pool for each spec and backend. `store` calls this code under its lock, and acts on the
 returned values. `check` asserts these invariants:
 
-- a pool never has more resources than its cap, including those that are starting or ending;
+- a pool never has more resources than its cap, including those that are starting or ending; each
+  takes one of the pool's slots;
 - no claim waits while a resource is free or a slot is left; the claim that has waited longest is
   served first;
 - a resource is free, or one id holds it, or it is being reset or ended.
@@ -39,7 +40,7 @@ class ResourceClaim:
     """A claim on a resource; its callers wait for the resource, or one of them has it.
 
     Attributes:
-        id: The user's id; None if the resource shall be free.
+        id: The user's id; None if the resource becomes free when it has started.
         pool: The pool of the resource.
         timeout_seconds: Maximum seconds for the start of the resource.
         loop: The event loop of the first caller, in which the resource is started.
@@ -154,7 +155,7 @@ class SpecPool:
         return True
 
     def stock(self, claim: ResourceClaim) -> None:
-        """Add a claim for a resource that shall be free; `room` must not be 0."""
+        """Add a claim for a resource that becomes free when it has started; `room` is not 0."""
         assert self.room != 0
         claim.admit()
         self.claims.add(claim)

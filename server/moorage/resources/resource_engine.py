@@ -4,7 +4,7 @@ The library needs no server. Each method works on the class, for the one engine 
 shares, and on instances, for programs with several engines. Any event loop and any thread may call
 any method. Source: docs/reference/resource-engine.md, "Methods" and "Decisions".
 
-`store` starts and ends resources; `pools` records who holds and who waits.
+`store` starts and ends resources; `pools` records who has a resource and who waits.
 """
 
 import functools

@@ -228,7 +228,7 @@ class BackendResource(BaseResource):
         """Reset the resource: by the backend's own method, or else by a new start.
 
         Raises:
-            TypeError: Workloads are reset without arguments.
+            TypeError: Arguments are given, but workloads are reset without arguments.
             BackendError: The reset failed; the resource must not be used again.
             TimeoutError: The reset took too long; the resource must not be used again.
         """

@@ -1,4 +1,4 @@
-"""Takes hosts of slices by leases of a Moorage server: each slice holds a lease of a gang.
+"""Takes hosts of slices by leases of a Moorage server: each slice holds one lease on its hosts.
 
 The server grants each GPU once. So workloads of the backend `ray`, and other pools with leases,
 never get the same GPUs of the Ray cluster.

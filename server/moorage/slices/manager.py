@@ -27,11 +27,11 @@ from moorage.slices.tasks import plain
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
-"""Least seconds between two attempts to scale up."""
+"""Minimum seconds between two attempts to scale up."""
 ANSWER_SECONDS: Final = 10
 """Extra seconds for the answer to a call, beyond the limit of the call itself."""
 _REPORT_SECONDS_MAX: Final = 20
-"""Seconds for Ray's monitor to report whether there is an autoscaler; an idle Ray takes 5."""
+"""Maximum seconds until Ray's monitor reports whether there is an autoscaler; usually 5."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -84,7 +84,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return actor_info.slice_name
 
     def create_actor(self) -> RayValue:
-        """Start an actor for one more slice, and return its handle; a drain ends it, too.
+        """Start an actor for one more slice, and return its handle; a drain ends the actor.
 
         Ray keeps the reservation when the actor has ended, until the next `scale_multislice`,
         `prepare_all_slices` or drain of this pool.

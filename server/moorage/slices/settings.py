@@ -1,7 +1,6 @@
 """Time limits and permissions of slices, read from the environment when a pool is created.
 
-Each setting has a documented name `EFORMER_…`, and the same name with `MOORAGE_…`, which overrides
-the first.
+Each setting has a documented name `EFORMER_…`, and a name `MOORAGE_…`, which overrides it.
 """
 
 import math

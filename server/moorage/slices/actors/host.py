@@ -108,7 +108,7 @@ class DeviceHost:
     async def _end(self, task: RayValue) -> None:
         """Cancel a task, and wait until it has ended.
 
-        The cancellation is repeated, since Ray ignores one that comes while it already interrupts
+        The cancellation is repeated, since Ray ignores a cancellation while it already interrupts
         the task.
         """
         ended = asyncio.wrap_future(task.future())
@@ -263,7 +263,7 @@ def _task_options(resources: Mapping[str, float], strategy: RayValue) -> dict[st
 
 
 def _run(function: UserFunction, /, *args: RayValue, **kwargs: RayValue) -> RayValue:
-    """Call a function in a task's process; if it joined a JAX cluster, leave that afterwards."""
+    """Call a function in a task's process; then leave the JAX cluster that it joined, if any."""
     try:
         return reporting(function)(*args, **kwargs)
     finally:
