@@ -95,7 +95,7 @@ def query() -> dict[str, float]:
         first, best, hits_of_all = _time(call, many)
         if hits != hits_of_all:
             raise CommandError(
-                f"{name}: expected as many hits in both fleets, got {hits} and {hits_of_all}"
+                f"{name}: expected equal numbers of hits in both fleets, got {hits}, {hits_of_all}"
             )
         figures |= {f"{name}: many_to_few": best / base, f"{name}: first_seconds": first}
     return figures

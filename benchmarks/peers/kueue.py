@@ -117,7 +117,7 @@ async def _define(client: httpx.AsyncClient, definition: bytes) -> None:
         _CRDS, content=definition, headers={"Content-Type": "application/yaml"}
     )
     if answer.is_error:
-        raise CommandError(f"the API server refused a definition: {answer.text[:500]}")
+        raise CommandError(f"the API server refused a definition of Kueue: {answer.text[:500]}")
     await _until(client, f"{_CRDS}/{answer.json()['metadata']['name']}", "Established")
 
 

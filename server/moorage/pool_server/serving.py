@@ -137,7 +137,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(
-                error.errno, "the lock file is a symbolic link; remove it", lock
+                error.errno, "is a link, which is not followed; remove it", lock
             ) from error
         raise
     try:
@@ -165,7 +165,7 @@ def _remove_stale_socket(path: Path) -> None:
         return
     if not stat.S_ISSOCK(seen.st_mode):
         raise OSError(
-            errno.EEXIST, "the file there is not a socket; give another path", str(path)
+            errno.EEXIST, "is not a socket, and was not changed; give another path", str(path)
         )
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
