@@ -143,7 +143,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
     try:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "the lock file is not a file of this user; remove it", str(lock))
+            raise OSError(errno.EPERM, "the lock is not a file of this user; remove it", str(lock))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

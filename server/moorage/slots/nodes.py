@@ -1,7 +1,7 @@
 """A pool of nodes: each node request gets all its slots from one node.
 
-A request is a list of `NodeRequest`s, each of which gets a different node. The largest node request
-is placed first, each on the node that keeps the most free slots. If a node request then finds no
+A request is a list of `NodeRequest`s, each of which gets a different node. They are placed from the
+largest to the smallest, each on the node that keeps the most free slots. If one of them finds no
 node, the pool searches for another assignment that gives each of them a node. An exclusive node
 request gets all slots of its node, so no other request uses this node until the allocation is
 checked in.
