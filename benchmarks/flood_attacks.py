@@ -244,7 +244,7 @@ async def log_readers(flood: Flood) -> None:
         ask(HERE, lease=lease, provision={"backend": "local", "spec": spec})
     )
     if (held := granted.lease) is None:
-        raise CommandError("the server granted the readers no lease")
+        raise CommandError("the server refused the lease whose output the attack reads")
     wanted = {"op": "logs", "lease": held.id, "wait_seconds": 30}
     try:
         await flood.messages(10, 1_024, [pack({**wanted, "id": n}) for n in range(1_024)])
