@@ -1,1 +1,1 @@
-"""Measures Moorage and other schedulers: `python -m benchmarks NAME…`, in a checkout."""
+"""Benchmarks of Moorage and other schedulers: run `python -m benchmarks NAME…` in a checkout."""

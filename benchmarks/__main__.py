@@ -1,6 +1,6 @@
-"""`python -m benchmarks NAME…`: benchmarks for developers, as ratios to baselines.
+"""`python -m benchmarks NAME…`: benchmarks for developers, whose figures are ratios to baselines.
 
-`moored bench` has the benchmarks for users, of their own machines.
+Users measure their own machines with `moored bench`.
 """
 
 from collections.abc import Callable, Mapping
@@ -182,7 +182,7 @@ def measure(
 
 
 def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `waiting` that it shares with `churn`."""
+    """Return the options of the benchmark `waiting`, from those of `churn` with the same names."""
     given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
     for name, values in given.items():
         if len(values) > 1:

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.agents`: kill -9 of agents and of the server under load, and partitions.
+"""`python -m benchmarks.agents`: kills agents and the server under load, and cuts agents off.
 
 Each agent reaches the server through its own proxy, which holds back bytes during a partition.
 Clients request leases whose commands write numbered lines and then end. At the end, every command
-must have started once and succeeded, with complete output, and nothing may be left. Workloads
-record their own starts in one file, and hold a folder for their GPU.
+must have started once and succeeded, with complete output, and no process may be left. Each
+workload records its start in a common file, and creates a folder while it uses its GPU.
 
-All agents are on this machine. Each declares eight GPUs, by a stand-in for NVML.
+All agents are on this machine. Each declares eight GPUs, which a stand-in for NVML simulates.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from moorage_policies import catalog as shipped
 
 SEED: Final = 7
 LOST_SECONDS: Final = 8
-"""The server's setting `agent_lost_seconds`: in longer partitions, a machine counts as lost."""
+"""The server's setting `agent_lost_seconds`: a machine that is silent for longer counts as lost."""
 LINES: Final = (10, 60)
-"""Least and most lines of a command, which writes a line per tenth of a second."""
+"""Minimum and maximum number of lines that a command writes, one each tenth of a second."""
 RESTART_SECONDS: Final = (0.0, 2.0)
-"""Least and most seconds that an agent or the server stays down after a kill."""
+"""Minimum and maximum seconds that an agent or the server stays down after a kill."""
 SETTLE_SECONDS_MAX: Final = 240.0
 """Maximum seconds until one command ends, in spite of faults on its machine."""
 ASKED_PAUSE_SECONDS: Final = 0.8
@@ -52,7 +52,7 @@ ASKED_PAUSE_SECONDS: Final = 0.8
 AGAIN_SECONDS: Final = 0.3
 """Seconds before an unanswered message is sent again."""
 LOOKS: Final = 20
-"""Number of timed starts on an agent's machine, and on the server's machine."""
+"""Number of timed starts through agents, and as many directly by the server."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
 
 GPUS: Final = 8
@@ -86,17 +86,20 @@ WITH_GPU: Final = (
     'if mkdir "$g" 2>&-; then echo $$ >"$g/pid"; elif [ -d "/proc/$(cat "$g/pid")" ]; '
     'then echo "$g $MOORAGE_LEASE_ID" >>{folder}/shared; fi; {command}; rm -r "$g"; exit'
 )
-"""Runs a command that holds the folder of its GPU, and records another live holder of it."""
+"""Shell text that creates a folder for the GPU, runs a command, and removes the folder.
+
+If another live process has the folder, it records that the GPU is in two leases.
+"""
 
 Figures = dict[str, Any]
 Message = dict[str, Any]
 
 
 class FaultWorld:
-    """Runs the processes and clients of a run, and records what the clients observe.
+    """Runs the server, the agents and the clients, and records what the clients observe.
 
     Args:
-        folder: The folder for all files of a run.
+        folder: The folder for all files.
         agents: Number of agents.
     """
 
@@ -187,7 +190,7 @@ class FaultWorld:
         }
 
     async def load(self, client: int, over: asyncio.Event) -> None:
-        """Request leases until the end of the run."""
+        """Request leases until `over` is set."""
         chance = random.Random(SEED * 1000 + client)  # So that runs can be repeated.
         for number in itertools.count():
             if over.is_set():
@@ -206,7 +209,7 @@ class FaultWorld:
             await asyncio.sleep(ASKED_PAUSE_SECONDS)
 
     async def output(self, lease: Message) -> tuple[str, int | None, str]:
-        """Wait for the end of a workload; return its output, exit code and faults."""
+        """Wait for the end of a workload; return its output, its exit code and any error."""
         text, offset = "", 0
         end = time.monotonic() + SETTLE_SECONDS_MAX
         trouble = ""
@@ -244,11 +247,11 @@ class FaultWorld:
 
 
 async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
-    """Return errors and durations of the run.
+    """Play all faults under load; return the errors found, and durations.
 
     Args:
         folder: An empty folder.
-        counts: Numbers of agents, their kills, kills of the server, and partitions.
+        counts: Numbers of agents, kills of agents, kills of the server, and partitions.
     """
     agents, agent_kills, server_kills, partitions = counts
     world = FaultWorld(folder, agents)
@@ -321,7 +324,7 @@ async def _restart(
 
 
 async def _examine(world: FaultWorld) -> Figures:
-    """Return the faults of leases and workloads, once all have ended."""
+    """Wait for the end of all workloads; return the errors of leases and workloads."""
     lost, failed, not_reached = [], [], []
     for name, (lines, reading) in world.leases.items():
         text, code, trouble = await reading

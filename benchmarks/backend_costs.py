@@ -1,9 +1,8 @@
 """`engines`: the time that a warm resource saves, and a check that nothing is left behind.
 
-The resource engine is used as a library on this machine: for a process with a reset command and, if
-a container engine answers, for a container, which each release restarts. Acquiring a warm resource
-is timed against acquiring a cold one; then nothing may be left behind. `benchmarks.warm_costs`
-measures the same through a daemon.
+The resource engine runs as a library on this machine. It acquires a process with a reset command
+and, if a container engine answers, a container, which each release restarts. Each is acquired warm
+and cold, and both are timed. `benchmarks.warm_costs` measures the same through a daemon.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ Figures = dict[str, Any]
 
 
 def engines() -> Figures:
-    """Measure warm acquires of a process and of a container, and leases, as multiples of cold ones.
+    """Measure warm acquires of a process, a container and a lease, compared with cold ones.
 
     Raises:
         CommandError: A process, a file descriptor or a slot was left behind.
@@ -55,7 +54,7 @@ def engines() -> Figures:
 
 
 def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
-    """Acquire and release one warm resource repeatedly, and sometimes a cold one.
+    """Acquire `starts` cold resources; then acquire and release one warm resource `times` times.
 
     Returns:
         Median seconds of a cold acquire, a warm acquire, and a warm one with its release; their
@@ -105,7 +104,7 @@ async def _play(
         ((_, counts),) = (await engine.monitor()).items()
         if counts != {"total": 1, "free": 1, "acquired": 0}:
             raise CommandError(
-                f"after {times} cycles of one resource, expected it to be free: {counts}"
+                f"after {times} cycles, the one resource should be free, but it is not: {counts}"
             )
         await engine.close()
         if isinstance(spec, ProcessResourceSpec):
@@ -117,7 +116,8 @@ async def _play(
         found = await local.discover()
         await local.close()
     if found:
-        raise CommandError(f"after {times} cycles, these still run: {[each.id for each in found]}")
+        ids = [each.id for each in found]
+        raise CommandError(f"after {times} cycles, these resources still run: {ids}")
     return statistics.median(cold), statistics.median(warm), statistics.median(both)
 
 

@@ -1,8 +1,8 @@
-"""`churn`: how policies fill a fleet whose requests also leave.
+"""`churn`: how policies fill a fleet while requests come and leases end.
 
-Requests come and go as `lab.churn` says, through the production allocator with the policy in this
-process; without room, they are refused or wait. All policies get the same requests. Takes 10 to 40
-seconds per policy, trace, load and seed, or several times as long with a queue.
+`lab.churn` draws the arrivals and durations. The production allocator decides, and runs the policy
+in this process. Requests without room are refused or wait. All policies get the same requests. A
+run of one policy, trace, load and seed takes 10 to 40 seconds, and several times that with a queue.
 """
 
 import gc
@@ -31,9 +31,9 @@ from moorage_policies import catalog
 LOADS: Final = (0.85, 0.95, 1.05, 1.2)
 RULES: Final = ("fgd", "best_fit", "expected_fill_unpriced", "expected_fill")
 UNPRICED: Final = "_unpriced"
-"""Suffix of a policy's name that switches its prices off."""
+"""Suffix of a policy's name in the options: the policy runs without prices."""
 LEARNING: Final = "_learning"
-"""Suffix of a policy's name that keeps the typical requests from it."""
+"""Suffix of a policy's name in the options: the policy does not get the typical requests."""
 WAIT_SECONDS: Final = 1e8
 """Seconds that requests may wait for room: longer than any run."""
 SEEDS: Final = 5
@@ -48,7 +48,7 @@ class ChurnJob:
         loads: Values of `Churn.load`, each of which is run with all policies.
         stays: Values of `Churn.stays`, each of which is run with all policies.
         queued: Whether requests without room wait; otherwise they are refused.
-        length: Length of the measurement in mean durations; see `Churn`.
+        length: Length of the measurement, in mean durations of leases; see `Churn`.
         seeds: Number of runs of each kind.
         later: Another request file, from which requests are drawn in the second half of the
             measured time.
@@ -228,7 +228,7 @@ class _Running:
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS
 
     def counts(self) -> Mapping[str, churn_report.SizeCount]:
-        """Return the outcomes of measured requests; an open wait counts until now."""
+        """Return the outcomes of measured requests; open waits count until the end of the run."""
         while self._open:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)
@@ -237,7 +237,7 @@ class _Running:
 
 @dataclass
 class HeldMilli:
-    """Sums the GPU milli in use over time.
+    """Computes the mean number of GPUs in use over time, from thousandths of GPUs.
 
     Args:
         since: When counting begins, in seconds.
@@ -251,7 +251,7 @@ class HeldMilli:
     _sum: float = 0.0
 
     def note(self, fact: Fact, now: float) -> None:
-        """Apply a fact to the figures of the run."""
+        """Add the GPUs of a granted lease, or subtract those of an ended one."""
         if isinstance(fact, Granted):
             lease = fact.lease
             self._milli[lease.id] = sum(len(s.gpus) * s.gpu_milli for s in lease.placement)

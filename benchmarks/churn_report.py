@@ -20,8 +20,8 @@ class SizeCount(msgspec.Struct):
     """The outcomes of requests of one size.
 
     Attributes:
-        requested, requested_milli: Measured requests, and their GPU milli.
-        refused, refused_milli: Refused requests, and their GPU milli.
+        requested, requested_milli: Measured requests, and their GPUs in thousandths.
+        refused, refused_milli: Refused requests, and their GPUs in thousandths.
         waited_stays: Sum of the waits of all measured requests, in mean stays.
     """
 
@@ -39,8 +39,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
         trace: Name of the trace.
         rule: Name of the policy.
         load, stays, seed: How requests came and went.
-        allocated_percent: Mean GPU milli held over time, in percent of the fleet's.
-        sizes: By size of request.
+        allocated_percent: Mean GPUs held over time, in percent of the fleet's.
+        sizes: The outcomes, by size of the requests.
         microseconds: The mean time of a decision of the policy.
     """
 
@@ -74,8 +74,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
 def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
     """Return a row per trace, stays, load and policy, and for several traces a row over all.
 
-    Every figure is `[mean, standard error]` over the seeds, `less_baseline` is the allocation minus
-    the first policy's in the same runs. With one seed, the error is None.
+    Every figure is `[mean, standard error]` over the seeds. `less_baseline` is the allocation minus
+    that of the first policy in the same runs. With one seed, the error is None.
     """
     names = list(dict.fromkeys(run.trace for run in runs))
     found = [row for name in names for row in _rows(runs, name, [name])]
@@ -83,7 +83,7 @@ def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
 
 
 def _rows(runs: Sequence[ChurnRun], label: str, names: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """Yield rows over several traces; a seed counts if all traces were run with it."""
+    """Yield rows of means over several traces; only seeds with a run of every trace count."""
     known = {(r.trace, r.stays, r.load, r.rule, r.seed): r.figures() for r in runs}
     seeds = sorted({run.seed for run in runs})
     policies = list(dict.fromkeys(run.rule for run in runs))
@@ -135,13 +135,13 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _order(key: str) -> tuple[str, int]:
-    """Return the sort key of a figure: its name, then its size, all sizes together first."""
+    """Return the sort key of a figure: its name, then its size; the total of all sizes is first."""
     figure, _, size = key.partition(" ")
     return figure, by_size(size) if size else -len(SIZES) - 1
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Return the figures as a table; only the JSON document has all figures by size."""
+    """Return the main figures as a table; the JSON document has them all."""
     queued, found = figures["queued"], figures["table"]
     shown = [("allocated_percent", "alloc. %"), ("less_baseline", f"less {found[0]['rule']}")]
     shown += [("wait", "wait, mean stays")] if queued else [("refused_percent", "refused %")]
@@ -177,10 +177,11 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 
 
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
-    """Draw the results of the first kind of stays, and save the picture to each of the files.
+    """Draw the results for the first kind of lease durations, and save the picture to the files.
 
-    Above: GPUs held by load, as the mean of the traces; with one load, GPUs held or waits by trace.
-    Below: refused or waiting requests by size, at the highest load.
+    The upper panel shows the mean of the GPUs held for each load; if there is only one load, it
+    shows the GPUs held or the waits for each trace. The lower panel shows the refused or waiting
+    requests by size, at the highest load.
     """
     if not paths:
         return

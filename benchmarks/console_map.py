@@ -39,7 +39,7 @@ DRAWN: Final = "() => performance.getEntriesByName('fleet drawn')[0]?.startTime 
 def map_figures(
     running: Running, path: str, request: str, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure the map: frames with and without changing slots, and the first view.
+    """Measure the map: time between frames, with and without changes, and time to the first view.
 
     Args:
         running: A server with a fleet.

@@ -1,9 +1,9 @@
-"""`consoles`: how fifty open consoles slow a grant, view by view, and how quick the map is.
+"""`consoles`: how fifty open consoles slow a grant, for each view, and how quick the map is.
 
-A server takes alternating blocks of requests, without and with consoles. A console here sends the
-messages of a browser's view, as often; `console/static/views` has the intervals. The result is the
-part of a core that the server spends besides its grants, which other programs on the machine do not
-change. A real browser draws the map, if this machine has one.
+A server takes alternating blocks of requests, without and with consoles. A simulated console sends
+the same messages as a browser, at the intervals of `console/static/views`. The result is the share
+of a core that the server spends on consoles; other programs on the machine do not change it. If
+this machine has a browser, the browser draws the map, and its frames are timed.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from moorage_policies import catalog
 CONSOLES: Final = 50
 PERCENT_MAX: Final = 10.0
 BLOCKS: Final = 4
-"""Blocks of each kind, for each view."""
+"""Number of blocks with consoles, and as many without, for each view."""
 BLOCK_SECONDS: Final = 10.0
 REQUESTS: Final = 200
-"""Requests between two looks at the clock; all are granted, and released afterwards."""
+"""Requests of a batch: all are granted and then released before the time is read again."""
 CLUSTERS: Final = 10
 NODES: Final = 125
 GPUS: Final = 8
@@ -85,7 +85,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
 
 
 class _Block(NamedTuple):
-    """The duration of a measured block, in seconds."""
+    """The server's processor time in a measured block, the grants, and the duration in seconds."""
 
     cpu: float
     grants: int
@@ -100,7 +100,7 @@ class _Server:
     request: str
 
     def block(self) -> _Block:
-        """Grant and release for a while, at full load."""
+        """Request and release leases at full load for `BLOCK_SECONDS`."""
         began, before, count = time.monotonic(), processor_time_of(self.running.pid), 0
         while time.monotonic() - began < BLOCK_SECONDS:
             granted = self.drive([self.request] * REQUESTS)
@@ -110,7 +110,7 @@ class _Server:
         return _Block(cpu, count, time.monotonic() - began)
 
     def drive(self, messages: Any) -> list[bytes]:
-        """Send messages at full load; return the replies, which must all be grants."""
+        """Send messages at full load; return the replies, which must all report success."""
         load = uvloop.run(drive(self.running.ws, [*messages], connections=4, window=8))
         assert all(b'"success":true' in each for each in load.replies), load.replies[0][:500]
         return list(load.replies)
@@ -168,7 +168,7 @@ def cluster(name: str, nodes: int) -> dict[str, Any]:
 def ask_message(
     uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any
 ) -> str:
-    """Return a message that requests a lease; with `resources` it must wait."""
+    """Return a message that requests a lease; a request with `resources` may wait."""
     lease = {"ttl_seconds": TTL_SECONDS} | ({"wait_seconds": TTL_SECONDS} if resources else {})
     wanted = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, "id": number, **more}
     return json.dumps(wanted | {"resources": resources or {"gpus": 1}, "lease": lease})
@@ -243,7 +243,7 @@ class _Page:
     news: bool = False
 
     async def read(self) -> None:
-        """Read all messages; store the waiting requests to explain, and whether the map changed."""
+        """Read all messages; store the ids of waiting requests, and whether the map changed."""
         async for message in self.socket:
             if '"waiting":[' in (text := str(message)):
                 waiting = msgspec.json.decode(text)["data"]["waiting"]

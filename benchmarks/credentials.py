@@ -62,7 +62,7 @@ def credentials(
     """Count accepted requests, and answers that differ from the documented ones; both must be 0.
 
     Args:
-        requests: Number of requests, over one port and the other by turns.
+        requests: Number of requests, spread over both ports.
         progress: Called with a line for each step.
 
     Raises:
@@ -129,7 +129,7 @@ async def _send_all(
 
 
 def _is_documented(answer: bytes) -> bool:
-    """Return whether an HTTP answer has one of the two envelopes, with `unauthorized`."""
+    """Return whether an HTTP answer is a documented refusal with the code `unauthorized`."""
     head, _, body = answer.partition(b"\r\n\r\n")
     said = json.loads(body)
     about = said["details"] if isinstance(said["error"], str) else said["error"]
@@ -161,7 +161,7 @@ async def _websocket(running: Running, shown: Shown, _: str) -> tuple[int, bytes
 async def _exchange(
     url: str, method: str, path: str, shown: Shown, more: Sequence[tuple[str, str]], body: bytes
 ) -> tuple[int, bytes]:
-    """Return the status and the answer; for an accepted socket, only the head."""
+    """Send an HTTP request; return the status and the answer, of a WebSocket only the head."""
     split = urlsplit(url)
     reader, writer = await asyncio.open_connection(split.hostname, split.port)
     try:
@@ -180,7 +180,7 @@ async def _exchange(
 
 
 def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Shown]]:
-    """Return credentials that must be refused, and those that must be accepted."""
+    """Return credentials that must be refused, and credentials that must be accepted."""
     (folder / "data").mkdir()
     (folder / "other").mkdir()
     here, elsewhere = (
@@ -236,7 +236,7 @@ def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Show
 
 
 def _malformed_requests(named: str) -> list[Shown]:
-    """Return requests without a token, or with a valid token in a place that does not count."""
+    """Return requests without a token, or with a valid token in a place that the server ignores."""
     authorization = "Authorization"
     return [
         Shown("missing"),

@@ -1,11 +1,11 @@
-"""The accuracy of `expected_at`: a part of `waiting`.
+"""The accuracy of `expected_at`: a part of the benchmark `waiting`.
 
-The jobs of the trace come first come, first served, with backfill. Like a user, each job requests a
-lease for a round time that is longer than it needs, and releases it when done. For some waiting
-jobs, the server's estimate at submission is compared with their actual wait:
+The jobs of a trace are served in the order of arrival, with backfill. Like a user, each job
+requests a lease for a round time that is longer than it needs, and releases it when done. For some
+waiting jobs, three estimates at submission are compared with the actual wait:
 
-- history: the server's estimate: leases last as long as similar ones, else to their deadlines.
-- deadlines: the server's estimate without learning from ended leases.
+- history: the server's estimate; it expects that leases last as long as similar ended leases.
+- deadlines: the server's estimate if it expects that all leases last until their deadlines.
 - recent: a naive baseline, the median wait of the last served jobs of similar size.
 """
 
@@ -26,11 +26,11 @@ from moorage.core.turns.events import Asked, Event, ReleaseAsked
 from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 
 BOUNDS: Final = tuple(hours * 3600.0 for hours in (1, 4, 24, 7 * 24, 30 * 24, 90 * 24, 365 * 24))
-"""Lease times in seconds from which users choose the first that is enough."""
+"""Lease times in seconds; users choose the shortest that is enough for their job."""
 SAMPLES: Final = 400
-"""Number of submissions, evenly spread, whose wait the server forecasts."""
+"""Number of jobs, evenly spread over the trace, whose wait the server forecasts."""
 RECENT: Final = 50
-"""Number of served jobs of a size whose median wait is the baseline."""
+"""Number of last served jobs of a size; their median wait is the baseline."""
 METHODS: Final = ("history", "deadlines", "recent")
 
 

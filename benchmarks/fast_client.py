@@ -1,4 +1,4 @@
-"""A WebSocket client that uses little CPU, since the server has only the other core.
+"""A WebSocket client that uses little CPU time, to leave it to the server under test.
 
 `overload` and `floods` load a server with it.
 """
@@ -32,7 +32,7 @@ class _Lease(msgspec.Struct):
 
 
 class FastReply(msgspec.Struct):
-    """The fields of a reply that a load reads."""
+    """The fields of a reply that load generators read."""
 
     success: bool = True
     id: str | int = ""

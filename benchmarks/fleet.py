@@ -1,6 +1,6 @@
-"""`fleet`: a million GPUs in ten thousand cluster documents, against ten thousand.
+"""`fleet`: compares a fleet of a million GPUs with a fleet of ten thousand GPUs.
 
-Both fleets are loaded into a real daemon over HTTP, with metrics, and requests go over its sockets.
+Both fleets are uploaded to a real daemon over HTTP, as cluster documents with a hundred GPUs each.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ CLUSTERS_MANY: Final = 10_000
 GPUS_PER_CLUSTER: Final = 100
 GPUS_PER_NODE: Final = 8
 HITS: Final = 10
-"""Number of clusters that every filter finds and every search returns, in both fleets."""
+"""Number of clusters that each filter and each search must find, in both fleets."""
 REPEATED: Final = 30
 """Repetitions of each measurement; the median counts."""
 UPLOADS: Final = 4
@@ -73,7 +73,7 @@ def _measure(data: Path, clusters: int) -> dict[str, float]:
 
 
 def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
-    """Load several documents at a time, and measure how quickly the event loop still answers."""
+    """Upload the documents, and measure how quickly the event loop answers meanwhile."""
     bodies = [msgspec.json.encode(cluster(number)) for number in range(clusters)]
     waits: list[float] = []
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def _ask_all(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
 
 
 def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, float]:
-    """Time a change of the inventory until a request sees it: new values, then new node counts."""
+    """Measure the seconds from a change of a cluster document to a grant on the changed nodes."""
     middle = clusters // 2
     document = cluster(middle)
     rows = document["nodes"]["nodeData"]
@@ -188,7 +188,7 @@ def _name(number: int) -> str:
 
 
 def cluster(number: int) -> Figures:
-    """Return one of many cluster documents, with all devices of its hundred nodes."""
+    """Return one of many cluster documents, with a hundred GPUs."""
     device = {"modelName": f"A{number % 5}00", "memory": 81_920}
     rows = [
         {

@@ -1,8 +1,8 @@
 """The attackers of `floods`: one tenant attacks a shared server at full force.
 
-`python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` is one attacker, in a process of its
-own. The attacker has as many messages in flight as its connections take, and sends the next at each
-answer. At the end, it prints the outcome as one line of JSON.
+`python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` runs one attacker in a process. The
+attacker always has a fixed number of messages in flight on each connection, and sends the next one
+at each answer. At the end, it prints the counts of answers as one line of JSON.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ REFUSED_BYTES: Final = 16 * 1024 * 1024
 RETRY_SECONDS: Final = 0.05
 """Seconds of pause after a connection was closed or refused."""
 HERE, FULL = "A100", "T4"
-"""GPU models: of the machine that runs commands, and of the GPUs that attackers hold."""
+"""GPU models: HERE, of the machine that runs commands; FULL, of the GPUs that attackers hold."""
 WAITERS: Final = 16_384
 BRACKETS: Final = "[" + "[]," * (LARGE_BYTES // 3 - 1) + "[]]"
 LARGEST: Final = json.dumps(
@@ -147,7 +147,7 @@ class Flood:
         await _repeat(connections, send)
 
     async def calls(self, connections: int, bodies: Iterator[tuple[str, bytes]]) -> None:
-        """Post bodies to paths over some connections, until all connections are lost."""
+        """Post bodies to paths over some connections; reopen a lost connection."""
         await _repeat(connections, lambda _: self._call(bodies))
 
     async def post(self, *bodies: tuple[str, bytes]) -> None:
@@ -194,14 +194,14 @@ async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def short_leases(flood: Flood) -> None:
-    """Attack H1: hold 16 concurrent leases of one second each, whose command ends at once."""
+    """Attack H1: request leases of one second over 16 connections; each runs a command."""
     spec = {"command": ["true"], "stop_seconds": 0}
     wanted = ask(HERE, lease={"ttl_seconds": 1}, provision={"backend": "local", "spec": spec})
     await flood.messages(16, 1, [pack(wanted)])
 
 
 async def endless_policies(flood: Flood) -> None:
-    """Attack H2: send 64 requests to each of eight policies that never end."""
+    """Attack H2: keep 64 requests open on each of eight connections; their policies never end."""
     names = [f"endless{n}:1.0-stable" for n in range(8)]
     for each in names:
         await flood.post(("/policy", _policy(each, ENDLESS)))
@@ -244,7 +244,7 @@ async def log_readers(flood: Flood) -> None:
         ask(HERE, lease=lease, provision={"backend": "local", "spec": spec})
     )
     if (held := granted.lease) is None:
-        raise CommandError("the server granted the readers no lease")
+        raise CommandError("the server refused the lease whose output the attack reads")
     wanted = {"op": "logs", "lease": held.id, "wait_seconds": 30}
     try:
         await flood.messages(10, 1_024, [pack({**wanted, "id": n}) for n in range(1_024)])
@@ -253,7 +253,7 @@ async def log_readers(flood: Flood) -> None:
 
 
 async def logins(flood: Flood) -> None:
-    """Attack H4: log in to the console, with and without success, 16 times at a time."""
+    """Attack H4: log in to the console over 16 connections; each fourth token is wrong."""
     right = json.dumps({"token": flood.token}).encode()
     wrong = json.dumps({"token": "x"}).encode()
     path = "/console/session"
@@ -261,7 +261,7 @@ async def logins(flood: Flood) -> None:
 
 
 async def recall_fleets(flood: Flood) -> None:
-    """Attack H4: request the fleet at an earlier time over 16 connections."""
+    """Attack H4: ask how the fleet was at an earlier time, over 16 connections."""
 
     async def fill() -> None:
         for _ in range(25):
@@ -279,7 +279,7 @@ async def uploads(flood: Flood) -> None:
 
 
 async def small_messages(flood: Flood) -> None:
-    """Send reads and requests that are answered at once, 64 open on each of 32 connections."""
+    """Send messages that are answered at once, 64 open on each of 32 connections."""
     kinds = (
         {"op": "status", "lease": "lease-0"},
         {"op": "quotas"},
@@ -296,7 +296,7 @@ async def tiny_frames(flood: Flood) -> None:
 
 
 async def small_calls(flood: Flood) -> None:
-    """Send reads and requests for unknown paths over HTTP, over 200 connections."""
+    """Send queries, and calls of an unknown path, over 200 HTTP connections."""
     given = (("/clusters/query", b"{}"), ("/policy/query", b"{}"), ("/nothing/here", b"{}"))
     await flood.calls(200, cycle(given))
 
@@ -309,7 +309,7 @@ async def waiters(flood: Flood) -> None:
 
 
 async def alternatives(flood: Flood) -> None:
-    """Attack M6: let 16,384 requests with seven alternatives each wait while leases come and go."""
+    """Attack M6: let 16,384 requests with seven alternatives each wait for GPUs, all leased."""
     await _fill(flood)
     frames: list[bytes] = []
     for number in range(WAITERS):

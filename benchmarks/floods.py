@@ -1,9 +1,9 @@
 """Measures how attacks of one tenant delay requests of another.
 
-Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
-process is the other tenant: every 200 ms it sends a request, alternately over a new connection and
-an open one, before, during and after the attack. It also sends pings, which the server's event loop
-answers at once: the slowest pong shows the longest turn of the loop.
+Each attack of `flood_attacks` has its own server, and runs in its own process on this machine. The
+process that runs this module is the other tenant. Every 200 ms it sends a request, alternately over
+a new and an open connection, before, during and after the attack. It also sends pings, which the
+server's event loop answers at once: the slowest pong shows the longest turn of the loop.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ ASK_SECONDS: Final = 0.2
 PING_SECONDS: Final = 0.02
 BEFORE_SECONDS: Final = 5.0
 AFTER_ASK_SECONDS: Final = 0.05
-"""Seconds between two requests of the bystander after an attack: each second is judged
-separately."""
+"""Seconds between two requests of the bystander after an attack: enough requests in each second
+for a p99."""
 AFTER_SECONDS_MAX: Final = 20.0
 """Maximum seconds for the server to recover after an attack."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""Largest p99, as a multiple of that before the attack, at which the server has recovered."""
+"""The server has recovered if the p99 is at most this multiple of the p99 before the attack."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0
@@ -56,9 +56,9 @@ LOOK_SECONDS: Final = 0.2
 GPUS: Final = 32
 FULL_GPUS: Final = 2
 BYSTANDERS: Final = 64
-"""Machines with the GPUs that the bystander requests."""
+"""Number of machines with the GPUs that the bystander requests."""
 MINE: Final = "H100"
-"""The GPUs of the bystander, which no attacker can hold."""
+"""The GPU model that only the bystander requests."""
 VARIABLES: Final = {
     "MOORAGE_TOKENS": "mallory:m1,bob:b1,ops:o1",
     "MOORAGE_OPERATORS": "ops",
@@ -98,7 +98,7 @@ class _Phase:
     """The bystander's measurements in one period."""
 
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """When each request was sent, and how long its answer took."""
+    """When each request was sent, and the seconds until its answer."""
     refused: list[str] = field(default_factory=list[str])
     pings: list[float] = field(default_factory=list[float])
     worked: list[float] = field(default_factory=list[float])
@@ -148,7 +148,7 @@ class _Bystander:
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Send requests and pings until the block ends; await open answers."""
+        """Send requests and pings until the block ends; then await the open answers."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 
@@ -317,7 +317,7 @@ async def _attack(
 
 
 async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase]:
-    """Return the seconds until the bystander's requests are as quick as before; inf: never."""
+    """Return the seconds until requests are quick again (inf: never), and the measurements."""
     left_at = time.perf_counter()
     async with bystander.look(AFTER_ASK_SECONDS) as after:
         for second in range(int(AFTER_SECONDS_MAX)):

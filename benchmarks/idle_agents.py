@@ -119,7 +119,7 @@ async def measure(
     Args:
         running: The server.
         data: Its data folder.
-        counts: Numbers of agents, of the agents' clusters, and of agents that join at one time.
+        counts: Number of agents, of clusters that they join, and of agents that join at one time.
         seconds: How long agents are idle.
     """
     agents, clusters, at_once = counts

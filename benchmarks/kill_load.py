@@ -1,7 +1,7 @@
 """The clients of `kills`: they request and release leases without pause.
 
 A client has one message under way at a time. If the daemon is killed before it answers, the client
-sends the message again to the next daemon, with the same idempotency key. So at the end, every
+sends the same message to the next daemon, with the same idempotency key. So at the end, each
 client knows the outcome of all its requests.
 """
 
@@ -21,7 +21,7 @@ from moorage.lab.errors import CommandError
 
 CLIENTS: Final = 4
 HELD_MAX: Final = 4
-"""Number of leases that one client has at a time."""
+"""Maximum number of leases that one client has at a time."""
 SHORT_SHARE: Final = 0.2
 """Share of the workloads that end by themselves."""
 REPLY_SECONDS_MAX: Final = 60.0
@@ -29,9 +29,9 @@ POLICY: Final = "first_fit:1.0-stable"
 
 Kind = Literal["lasting", "short"]
 _GONE: Final = (ConnectionClosed, InvalidHandshake, InvalidMessage, OSError, EOFError)
-"""Errors of a client when the daemon is killed."""
+"""Exceptions that a client gets when the daemon is killed."""
 _FULL: Final = frozenset({"no_capacity", "policy_declined"})
-"""Codes of refusals that are allowed while ending leases still hold their GPUs."""
+"""Codes of refusals that are no errors: leases that are about to end may still hold all GPUs."""
 
 
 class LeaseStage(Enum):
@@ -65,7 +65,7 @@ class Wanted:
 
 
 class KillLoad:
-    """Runs the clients of a whole run, across all daemons.
+    """Runs the clients; when a daemon is killed, they go on with the next daemon.
 
     Args:
         draw: Random numbers for the clients' decisions.
@@ -82,7 +82,7 @@ class KillLoad:
         self._clients: list[list[Wanted]] = [[] for _ in range(CLIENTS)]
         self._number = 0
         self.repeated = 0
-        """Messages that were sent again, because no answer had come."""
+        """Number of messages that were sent again, because no answer had come."""
 
     @property
     def granted(self) -> set[str]:
@@ -91,12 +91,12 @@ class KillLoad:
 
     @property
     def held(self) -> set[str]:
-        """Leases that must still exist: granted, not released, and with a workload that lasts."""
+        """Granted leases that no client has released, and whose workload does not end by itself."""
         return self._held("lasting")
 
     @property
     def ended(self) -> set[str]:
-        """Leases whose workload ends by itself, and that no client has released."""
+        """Granted leases that no client has released, and whose workload ends by itself."""
         return self._held("short")
 
     def _held(self, kind: Kind) -> set[str]:
@@ -114,7 +114,7 @@ class KillLoad:
         await asyncio.gather(*(self._client(url, wanted) for wanted in self._clients))
 
     async def finish(self, url: str, *, release: bool) -> None:
-        """Wait until all requests are answered; then release all leases, if wanted.
+        """Wait until all requests are answered; then release all leases if `release` is True.
 
         Raises:
             CommandError: An answer was wrong.

@@ -1,12 +1,12 @@
-"""`kills`: kill -9 of the daemon at random moments under load, and the faults that follow.
+"""`kills`: kills the daemon at random moments under load, and counts the errors that result.
 
-A few clients (`kill_load`) request and release leases whose workloads are real processes or
-containers, as fast as the daemon answers. Again and again the daemon is killed, sometimes while it
-starts, and a new daemon with the same folder replaces it. At the end, every lease must be known and
-running, and its workload started once; after all releases, nothing may be left.
+A few clients (`kill_load`) request and release leases as fast as the daemon answers. The workloads
+are real processes or containers. The daemon is killed many times by `kill -9`, sometimes while it
+starts, and a new daemon with the same folder replaces it. At the end, each granted lease must
+exist, and its workload must run and have started once. After all releases, nothing may be left.
 
-Workloads record their own starts: each appends a line to one file. This process is a subreaper, so
-that orphaned processes become its children, and can be counted.
+Each workload appends a line to a common file when it starts. This process is a subreaper, so that
+orphaned processes become its children and can be counted.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ from moorage_policies import catalog as shipped
 
 SEED: Final = 5
 GPUS: Final = 32
-"""GPUs of the one node, which is this machine. The GPUs are only numbers: no device need exist."""
+"""GPUs of the only node, this machine. They exist only in the cluster document."""
 CPUS: Final = 8
-"""Cores of the node, which limit the leases with containers: these start and stop slowly."""
+"""Cores of the node. They limit how many containers run at a time, as these are slow to start."""
 CPU_MILLI: Final = 500
 """Thousandths of a core, for a lease with a container."""
 WHILE_STARTING: Final = 0.25
-"""Share of the kills before the daemon is ready."""
+"""Share of the kills that come before the daemon is ready."""
 LOAD_SECONDS_MAX: Final = 1.5
-"""Seconds after the daemon is ready within which the other kills come."""
+"""Maximum seconds from the moment that the daemon is ready to a kill under load."""
 SETTLE_SECONDS_MAX: Final = 300.0
 """Maximum seconds until the last daemon has all leases as expected."""
 LOOK_SECONDS: Final = 0.05
@@ -62,14 +62,14 @@ Figures = dict[str, Any]
 
 @dataclass(slots=True)
 class Findings:
-    """The number of faults of each kind, which should be 0.
+    """The errors of each kind; all lists should be empty.
 
     Args:
         double_starts: Workloads that were started more than once.
         shared_gpus: GPUs that processes of two leases had at one time.
-        lost_leases: Leases that were granted but are missing, or run nothing, without a release.
+        lost_leases: Granted leases that no client released, but that are missing or run nothing.
         never_started: Workloads that should have run, and never did.
-        orphans: Workloads that run for no lease.
+        orphans: Workloads that run although their lease has ended.
         left_behind: Leftovers after all leases were released and the daemon had stopped.
     """
 
@@ -123,7 +123,7 @@ def kills(
 
 
 class _Machine:
-    """Finds the workloads of a benchmark run, and those that still run. Its methods block.
+    """Makes the specs of workloads, and finds workloads that started or still run.
 
     Args:
         image: Image of the workloads' containers; None: the workloads are processes.
@@ -148,7 +148,7 @@ class _Machine:
         return {"gpus": 1} if self._image is None else {"cpu_milli": CPU_MILLI, "memory_mib": 32}
 
     def spec(self, kind: Kind) -> Mapping[str, Any]:
-        """Return a workload that records its start, and either stays or ends by itself."""
+        """Return the spec of a workload that records its start, and ends by itself if `short`."""
         folder = self._shared if self._image is None else Path("/shared")
         note = f'echo "$MOORAGE_LEASE_ID" >> {folder}/starts'
         # One of a workload's two processes hides in its own session.
@@ -160,7 +160,7 @@ class _Machine:
         return {"category": "container", "image": self._image, "mount": mount, **spec}
 
     def starts(self) -> Counter[str]:
-        """Count the starts of every workload by its own records."""
+        """Return how often each workload has started, by the lines that workloads wrote."""
         noted = self._shared / "starts"
         return Counter(noted.read_text().split() if noted.exists() else ())
 
@@ -191,7 +191,7 @@ class _Machine:
             yield f"workload {workload}"
 
     def clear(self) -> None:
-        """Kill the remaining processes of a failed command."""
+        """Kill all remaining daemons and workloads after a failed run."""
         for pid in descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ class _Machine:
 
 
 class _Run:
-    """Runs the daemons of a run, one after the other, and kills them."""
+    """Runs daemons one after the other, and kills them."""
 
     def __init__(self, folder: Path, machine: _Machine, progress: Callable[[str], None]) -> None:
         self._log = folder / "stderr.log"
@@ -240,7 +240,8 @@ class _Run:
         found.left_behind += self._machine.left()
         counts = {name: len(each) for name, each in asdict(found).items()}
         if any(counts.values()):
-            raise CommandError(f"errors after {times} kills: {json.dumps(asdict(found), indent=2)}")
+            text = json.dumps(asdict(found), indent=2)
+            raise CommandError(f"after {times} kills, there are errors: {text}")
         return {
             "kills": times,
             "kills_while_starting": self._while_starting,
@@ -292,7 +293,7 @@ class _Run:
             )
 
     async def _settle(self, url: str) -> None:
-        """Wait until every lease is as expected; compare the leases with the running processes."""
+        """Wait until all leases are active; record differences between leases and workloads."""
         await self._load.finish(url, release=False)
         there = await _until(url, lambda there: set(there.values()) <= {"active"})
         held, running, starts = self._load.held, self._machine.running(), self._machine.starts()
@@ -304,7 +305,7 @@ class _Run:
 
 
 async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-    """Wait until all leases are as expected; return the state of each."""
+    """Wait until `settled` accepts the states of all leases; return the states."""
     give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
     while not settled(there := await leases(url)):
         if time.monotonic() > give_up_at:
@@ -318,7 +319,7 @@ async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[st
 
 
 def reap() -> None:
-    """Reap ended processes whose parent was a daemon. No child may be awaited."""
+    """Reap ended processes whose parent was a daemon. No other code may await a child meanwhile."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

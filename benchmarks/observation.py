@@ -1,7 +1,7 @@
 """`observation`: how much metrics and the audit log slow a grant.
 
-One server takes alternating blocks of the same requests, with and without both. Traces are switched
-off, as they are by default.
+One server takes alternating blocks of the same requests: with both, and without both. Traces are
+off, which is the default.
 """
 
 import math
@@ -30,25 +30,25 @@ from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
 BLOCKS: Final = 100
-"""Number of measured blocks of each kind, with and without observation; all take four minutes."""
+"""Number of measured blocks with observation, and as many without; all take four minutes."""
 REQUESTS: Final = 1_000
-"""Requests of each block; all are granted, and released afterwards."""
+"""Number of requests in each block; all are granted, and their leases are then released."""
 CONNECTIONS: Final = 4
 WINDOW: Final = 8
 PERCENT_MAX: Final = 3.0
 SETTLE_SECONDS: Final = 1.5 * GATHER_SECONDS_MAX
 """Seconds of wait after a block, so that its last audit entries are measured with the block."""
 _MEDIAN_ERROR: Final = 1.253 / 1.349
-"""Standard error of a median, in quartile distances over the root of the number of values."""
+"""Standard error of a median of n values, as a multiple of their quartile distance / sqrt(n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Measured blocks of one kind, after the signal that switches to it."""
+    """The measured blocks of one kind, and the signal that switches to this kind."""
 
     switch: signal.Signals
     seconds: list[float] = field(default_factory=list[float])
-    """Seconds of the server's processor for each grant and release."""
+    """Processor time of the server for a grant and its release, in seconds, for each block."""
     per_second: list[float] = field(default_factory=list[float])
 
 

@@ -1,12 +1,11 @@
-"""Throughput with more requests than can be decided: part of `queue`.
+"""Throughput with more requests than the server can decide: a part of the benchmark `queue`.
 
-Clients first send requests as fast as they are answered (the peak), then on a schedule of ten times
-that rate, regardless of answers (open loop). Another connection releases every grant at once: in an
-open loop, the holders of leases send no requests. Another client renews its own lease meanwhile.
+Clients first send each request after an answer, which shows the peak rate. Then they send requests
+at ten times that rate, without waiting for answers. Each granted lease is released at once, over a
+separate connection. Another client renews its own lease meanwhile.
 
-The clock counts only the time in which the server's loop runs or sleeps, not while it waits for a
-core. Otherwise other programs would decide the ratio of the two loads, which run one after the
-other.
+The clock stops while the server's loop waits for a core. Otherwise other programs on the machine
+would change the ratio of the two loads, which run one after the other.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ TICK_SECONDS: Final = 0.005
 RENEW_SECONDS: Final = 0.02
 POLICY: Final = "best_fit"
 FRAMES: Final = 4_096
-"""Number of encoded requests per connection, which are sent again and again."""
+"""Number of requests that are encoded in advance for each connection, and sent repeatedly."""
 
 
 class _Load:
@@ -76,7 +75,7 @@ class _Load:
 
 
 def overload() -> dict[str, Any]:
-    """Measure goodput at the peak and at ten times that load, and the time of renewals."""
+    """Measure grants per second at the peak and at ten times that load, and times of renewals."""
     with daemon() as running:
         return uvloop.run(_overload(running))
 
@@ -128,12 +127,12 @@ async def _overload(running: Running) -> dict[str, Any]:
 
 
 def _clock(pid: int) -> float:
-    """Return the seconds until now, without those in which the server's loop waited for a core."""
+    """Return the seconds on a clock that stops while the server's loop waits for a core."""
     return time.perf_counter() - read_schedule(pid)[1]
 
 
 async def _count(load: _Load, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the outcomes per second of `clock`."""
+    """Return how many requests per second of `clock` had each outcome."""
     names = ("sent", "granted", "busy", "others")
     await asyncio.sleep(WARM_SECONDS)
     began, before = clock(), {name: getattr(load, name) for name in names}
@@ -145,7 +144,7 @@ async def _count(load: _Load, clock: Callable[[], float]) -> dict[str, float]:
 async def _offer(
     clients: list[FastClient], load: _Load, per_second: float, clock: Callable[[], float]
 ) -> None:
-    """Send requests on a schedule. A full socket is skipped, and its requests are never sent."""
+    """Send requests at a fixed rate. If a socket is full, its requests are dropped."""
     started, due, number = clock(), 0.0, 0
     while True:
         await asyncio.sleep(TICK_SECONDS)

@@ -1,11 +1,11 @@
-"""The published packing protocol in one process: a policy, the allocator's core and a trace.
+"""Packs the requests of a trace as in published experiments: a policy and an allocator, no daemon.
 
 Every request goes through the production `Allocator`, which consults the policy, verifies what it
 proposes and grants or refuses, exactly as in the daemon. Socket, sandbox and ledger are left out,
 since they do not affect decisions. `moored replay` sends the same requests to a real daemon.
 
 `placement`, `packing_costs` and the tests of the shipped policies call this module; `churn` uses
-its `Consulting` allocator.
+its class `Consulting`.
 """
 
 import time
@@ -39,10 +39,10 @@ from moorage.sandbox.cell.cluster_data import ClusterData
 from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 1e9
-"""Seconds of each lease: no lease ends, since the clock of a packing stands still."""
+"""Seconds of each lease. No lease ends, since the clock stands still."""
 FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
 FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
-"""Refusals for a lack of room; all others are errors."""
+"""Codes of refusals for a lack of room; all other refusals are errors."""
 _NOW: Final = 0.0
 
 
@@ -54,13 +54,13 @@ class Packing:
     """The result of one run.
 
     Attributes:
-        allocated_percent: GPU milli held at the end, in percent of the fleet's.
-        allocated_percent_at_100: GPU milli held, in percent of the fleet's, when the arrived GPU
-            demand first exceeded the capacity.
+        allocated_percent: GPUs held at the end, in percent of the fleet's.
+        allocated_percent_at_100: GPUs held, in percent of the fleet's, when the requests first
+            wanted more GPUs in total than the fleet has.
         granted: Requests that were placed.
         declined: Requests that were refused.
-        decisions: Consultations of the policy; a request that fits nowhere needs none.
-        seconds: Time inside `eval`, over all decisions.
+        decisions: Calls of the policy; the core refuses a request that fits nowhere without a call.
+        seconds: Seconds in the policy's `eval`, over all calls.
     """
 
     allocated_percent: float = 0.0
@@ -99,15 +99,15 @@ class Site:
 
 
 class Consulting:
-    """An allocator with a policy that answers consultations in this process.
+    """An allocator that calls a policy in this process.
 
     Args:
-        site: The nodes that it allocates.
+        site: The nodes that are allocated.
 
     Attributes:
         answers: The core's answers by the number of the message; the caller removes them.
-        decisions: Consultations of the policy; a request that fits nowhere needs none.
-        seconds: Time inside `eval`, over all decisions.
+        decisions: Calls of the policy; the core refuses a request that fits nowhere without a call.
+        seconds: Seconds in the policy's `eval`, over all calls.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Consulting:
         self.seconds = 0.0
 
     def step(self, event: Event, now: float) -> list[Fact]:
-        """Handle one event and its consultations; return the resulting facts."""
+        """Handle one event, and call the policy where the core needs it; return the facts."""
         allocator, facts = self._site.allocator, list[Fact]()
         turns = [allocator.step(event, now)]
         for turn in turns:
@@ -164,8 +164,8 @@ def pack(
     """Place the requests one by one; none of them ends.
 
     Args:
-        policy: The policy, fresh or warm.
-        site: The site, which is filled.
+        policy: The policy; it may have placed other requests before.
+        site: The nodes on which the requests are placed.
         pods: The requests in the order of their arrival.
         parameters: The policy's merged parameters.
         seed: Seed of the requests' own seeds.

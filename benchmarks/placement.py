@@ -1,10 +1,11 @@
 """`placement`: the shipped policies compared with their published figures.
 
-The six policies of "Beware of Fragmentation" (USENIX ATC'23) run over the openb traces, by the
-paper's protocol and in its orders: ten seeds, requests up to 1.3 times the capacity, of which none
-ends. All use the production allocator (see `packing`). Takes about six seconds per run and seed.
+The six policies of "Beware of Fragmentation" (USENIX ATC'23) place the requests of the openb
+traces, as in the paper: ten seeds, the paper's orders of requests and nodes, and requests for 1.3
+times the capacity. No lease ends. The production allocator decides (see `packing`). A run of one
+policy, trace and seed takes about six seconds.
 
-For a trace without published figures, and for `expected_fill`, there is no comparison.
+Without published figures, as for `expected_fill`, only the measured figures are shown.
 """
 
 import csv
@@ -25,7 +26,8 @@ from moorage.lab.trace import typical_of
 from moorage.policy import Rule
 
 PUBLISHED: Final = "published_allocation.csv"
-"""Published figures beside the node file: trace, policy, runs, mean, deviation, mean at 100 %."""
+"""File of published figures beside the node file. Its columns are the trace, the policy, and the
+runs with their mean, standard deviation, and mean at 100 %."""
 PUBLISHED_AS: Final = {
     "random": "Random",
     "dot_product": "DotProd",
@@ -38,12 +40,12 @@ EXPECTED_FILL: Final[dict[str, dict[str, Any]]] = {
     "expected_fill": {},
     "expected_fill_unpriced": {"prices": False},
 }
-"""Parameters of policies without published figures, with and without prices."""
+"""Parameters of the policies that have no published figures, by the name on the command line."""
 SEED: Final = 42
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
 POINTS_ALLOWED: Final = 0.3
-"""Allowed difference of a mean from the published one; or two standard errors, if more."""
+"""Allowed difference of a mean from the published mean, in points; at least two standard errors."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -52,13 +54,13 @@ class Comparison(msgspec.Struct, frozen=True):
     Attributes:
         trace: The trace.
         rule: Name of the shipped policy.
-        published: The published mean, when 130 % of the capacity have arrived. None, like all
-            derived figures, if no mean was published.
+        published: The published mean after requests for 130 % of the capacity. None, like all
+            figures computed from it, if no mean was published.
         published_deviation: Standard deviation of the published mean, over `published_runs` runs.
-        published_at_100: The published mean when 100 % have arrived.
-        reached: The measured mean at 130 %.
+        published_at_100: The published mean after requests for 100 % of the capacity.
+        reached: The measured mean after requests for 130 % of the capacity.
         deviation: Standard deviation of the measured mean, over `runs` seeds.
-        reached_at_100: The measured mean at 100 %.
+        reached_at_100: The measured mean after requests for 100 % of the capacity.
         allowed: Allowed difference of the means.
     """
 
@@ -81,7 +83,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether the two means are close enough."""
+        """Return whether the measured and the published mean are close enough."""
         if self.difference is None or self.allowed is None:
             return None
         return abs(self.difference) <= self.allowed
@@ -99,7 +101,7 @@ def compare(
     Args:
         nodes: The node file; `PUBLISHED` may be in the same folder.
         pods: Request files, `pods_<trace>.csv`.
-        rules: Names of published policies that ship, or of `EXPECTED_FILL`.
+        rules: Names of policies in `PUBLISHED_AS` or in `EXPECTED_FILL`.
         seeds: Seeds of the order of nodes and requests, one run each.
         progress: Called with the name of each run.
 
@@ -128,7 +130,7 @@ def compare(
 def run(
     rule: str, nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod], seed: int
 ) -> packing.Packing:
-    """Play one seed of the protocol with a fresh policy."""
+    """Place the requests of one seed with a new instance of a policy."""
     name = "expected_fill" if rule in EXPECTED_FILL else rule
     parameters = {**typical_of(name, pods), **EXPECTED_FILL.get(rule, {})}
     played: Rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule(rule, {}, parameters)
@@ -181,7 +183,7 @@ def placement(
 
 
 class _Reference(NamedTuple):
-    """The published reference of a mean."""
+    """The published figures of one policy on one trace."""
 
     runs: int
     mean: float

@@ -1,8 +1,8 @@
-"""`rules`: the cost of a decision of a shipped policy in the jail, and how well it packs.
+"""`rules`: the cost of a shipped policy's decision in its jail, and how well the policy packs.
 
-Every policy gets the same requests of a trace, one after the other: each goes through the
-production allocator and a jailed cell, and granted resources are taken from the fleet. Socket and
-ledger are left out, since they cost the same for every policy.
+Each policy gets the same requests of a trace, one after the other. The production allocator calls
+the policy in a jailed process (a cell). No lease ends. Socket and ledger are left out, since they
+cost the same for all policies.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
     "fgd_learning": ("fgd", False, {}),
     "expected_fill_learning": ("expected_fill", False, {}),
 }
-"""For each figure: the policy, whether it gets the trace's typical requests, its parameters."""
+"""By name of the figures: the policy, whether it gets typical requests, and its parameters."""
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0
-"""Maximum seconds of one decision; the sandbox gives up much earlier."""
+"""Maximum seconds of one decision; the sandbox ends a decision much earlier."""
 _NOW: Final = 0.0
 
 
@@ -50,7 +50,7 @@ class Cost:
     Attributes:
         seconds: Seconds from each consultation to its proposal.
         cpu_seconds: CPU time of the sandbox's processes, from the first request to the last.
-        allocated_percent: GPU milli held at the end, in percent of the fleet's.
+        allocated_percent: GPUs held at the end, in percent of the fleet's.
     """
 
     seconds: list[float] = field(default_factory=list[float])
@@ -66,8 +66,8 @@ class Cost:
 def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -> dict[str, Any]:
     """Measure the cost of decisions in the jail while a fleet fills, relative to `fgd`.
 
-    The CPU time is that of the cell: evaluation, its copy of the fleet, the frames. Latencies also
-    depend on other programs of the machine.
+    The CPU time counts only the cell: the evaluation, its copy of the fleet, and its messages.
+    The latencies also depend on other programs on the machine.
 
     Args:
         nodes: The fleet.
@@ -113,7 +113,7 @@ async def _cost(
 
 
 class _NoServices:
-    """Serves a sandbox whose policies call no client and read no documents."""
+    """Services for a sandbox whose policies call no client and read no documents."""
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
@@ -128,11 +128,11 @@ class _NoServices:
 
 
 class JailedSite:
-    """A site whose allocator consults a shipped policy in a cell.
+    """Nodes, and an allocator that calls a shipped policy in a cell.
 
     Args:
         parameters: Parameters in place of the policy's defaults.
-        site: The site on which requests are placed.
+        site: The nodes on which requests are placed.
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Any], site: Site) -> None:

@@ -1,9 +1,8 @@
 """The order of requests and nodes in the published runs, with the same random numbers.
 
-The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, and single runs of a
-policy that fills nodes in order differ by half a point, as may means of ten other orders. So
-policies are compared on the published orders. The paper's simulator is a Go program, and its draws
-are those of Go's `math/rand`.
+The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, each with its own
+random order. Other orders can change such a mean by half a point. So this module computes the
+orders of the paper. Its simulator is a Go program, and draws with Go's `math/rand`.
 """
 
 from collections.abc import Sequence
@@ -18,23 +17,22 @@ from moorage.lab.trace import TraceNode, TracePod
 _LENGTH: Final = 607
 _TAP: Final = 273
 _WARM_UP: Final = 7_800_000_000_000
-"""Number of steps from seed 1 to the generator's state with which every other seed is mixed."""
+"""Number of steps from seed 1 to a state of the generator; each seed is mixed with that state."""
 _MERSENNE: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
 _MULTIPLIER: Final = 48_271
 _DEFAULT_SEED: Final = 89_482_311
-"""The seed that replaces 0, all multiples of which are 0."""
+"""The seed that replaces 0, as multiples of 0 would all be 0."""
 _THROWN_AWAY: Final = 20
 _DRAWS_OF_WATCHES: Final = 10
-"""Number of draws before the nodes are numbered: each of the simulator's watches draws a
-timeout."""
+"""Number of draws of the paper's simulator before it numbers the nodes: timeouts of its watches."""
 
 
 class GoRandom:
     """Go's generator `rand.New(rand.NewSource(seed))`, with the methods needed here.
 
-    This is an additive lagged Fibonacci generator of Mitchell and Reeds: each draw is the sum,
-    modulo 2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
+    This is an additive lagged Fibonacci generator of Mitchell and Reeds: draw n is the sum of
+    draws n - 273 and n - 607, modulo 2**64 (Knuth, TAOCP vol. 2, 3.2.2).
 
     Args:
         seed: Seed as in Go: 64 bits, signed.
@@ -94,19 +92,18 @@ def read_published_order(
     arrive: float,
     seed: int,
 ) -> tuple[list[TracePod], dict[str, str]]:
-    """Return the requests in the order of a published run, and its names of the nodes.
+    """Return the requests in the order of a published run, and that run's names of the nodes.
 
-    This draws like `lab.trace.arrivals` and `lab.trace.permute_names`, but in the simulator's
-    order. The simulator's watches draw in separate threads. Ten draws before the nodes are numbered
-    reproduce the published means (all 30 within 0.1 points, except `random`), but the simulator
-    does not guarantee that.
+    This draws like `lab.trace.arrivals` and `lab.trace.permute_names`, but in the order of the
+    paper's simulator. The simulator's watches draw in threads, so their number of draws is a guess:
+    ten draws reproduce all 30 published means within 0.1 points, except those of `random`.
 
     Args:
         pods: The trace.
         nodes: The cluster.
-        capacity_milli: GPU milli of all nodes together.
-        arrive: GPU demand to reach, as a multiple of the capacity.
-        seed: Seed of the run: 42 to 51 were published.
+        capacity_milli: GPUs of all nodes together, in thousandths.
+        arrive: GPUs that the requests want in total, as a multiple of the capacity.
+        seed: Seed of the run; the published runs have the seeds 42 to 51.
     """
     draws = GoRandom(seed)
     draws.int63()  # The simulator logs the first.
@@ -133,7 +130,7 @@ def read_published_order(
 
 
 def _seed_state(seed: int, shift: int) -> list[int]:
-    """Return a state from a linear congruential generator: three numbers for each place."""
+    """Return a state, each number of which is mixed from three linear congruential draws."""
     value = seed % _MERSENNE or _DEFAULT_SEED
     drawn: list[int] = []
     for _ in range(_THROWN_AWAY + 3 * _LENGTH):
@@ -149,10 +146,11 @@ def _seed_state(seed: int, shift: int) -> list[int]:
 def _warm_state() -> list[int]:
     """Return the state after `_WARM_UP` steps from seed 1, without computing each step.
 
-    Go lists the 607 numbers of that state.
+    Go's source lists the 607 numbers of that state.
 
-    Draw n is the sum of draws n - 273 and n - 607, so x**n modulo x**607 - x**334 - 1 says how
-    607 draws in a row make up the one n after their first (Haramoto et al., 2008).
+    Draw n is the sum of draws n - 273 and n - 607. So the coefficients of x**n modulo
+    x**607 - x**334 - 1 weigh 607 draws in a row, whose sum is the draw n places after the first
+    of them (Haramoto et al., 2008).
     """
     filled = _seed_state(1, shift=10)
     # Draw n is at index 334 - n, modulo 607; the draws up to number 0 are the initial state.
@@ -168,7 +166,7 @@ def _warm_state() -> list[int]:
 
 
 def _power_of_x(exponent: int) -> NDArray[np.uint64]:
-    """Return x**exponent modulo x**607 - x**334 - 1, coefficients modulo 2**64, lowest first."""
+    """Return the coefficients of x**exponent modulo x**607 - x**334 - 1, lowest first."""
     result = np.zeros(_LENGTH, np.uint64)
     result[0] = 1
     for bit in f"{exponent:b}":

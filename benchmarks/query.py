@@ -1,7 +1,7 @@
 """`query`: the cost of a query over ten thousand clusters, as a multiple of the cost over 100.
 
-Every query has the same hits in both fleets. The query's columns exist already, and its time
-includes parsing. The limit of the project is 20.
+Each query has equally many hits in both fleets. The best of several runs counts, after the first
+run has built the columns of the index. The project's limit for this ratio is 20.
 """
 
 import random
@@ -23,7 +23,7 @@ RUNS: Final = 15
 
 
 def _cluster(number: int) -> dict[str, Any]:
-    """Return a cluster document as the registry has it, with eight GPUs on each node."""
+    """Return a cluster document with eight GPUs on each node, as the registry stores it."""
     draw = random.Random(number)
     rare = number < HITS
     gpus = [{"modelName": "A100", "memory": 81920 + rare} for _ in range(8)]
@@ -95,7 +95,7 @@ def query() -> dict[str, float]:
         first, best, hits_of_all = _time(call, many)
         if hits != hits_of_all:
             raise CommandError(
-                f"{name}: expected equal numbers of hits, got {hits} and {hits_of_all}"
+                f"{name}: expected equal numbers of hits in both fleets, got {hits}, {hits_of_all}"
             )
         figures |= {f"{name}: many_to_few": best / base, f"{name}: first_seconds": first}
     return figures
@@ -116,7 +116,7 @@ def _index(clusters: int) -> DocumentIndex:
 def _time(
     call: Callable[[DocumentIndex], Sequence[object]], index: DocumentIndex
 ) -> tuple[float, float, int]:
-    """Return the seconds of the first run, which builds columns, of the best run, and the hits."""
+    """Return the seconds of the first run, the seconds of the best run, and the number of hits."""
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()

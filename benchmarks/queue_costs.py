@@ -1,10 +1,8 @@
-"""`queue`: the cost of a waiter as the queue grows, mostly in the core alone.
+"""`queue`: how the cost of an event grows with the number of waiting requests, or with the fleet.
 
-`explained` and `overload` are measured through a daemon.
-
-The fleet is full; all waiters differ in tenant, inputs and size. Each figure is the CPU time of an
-event with many waiters, as a multiple of that with few, or on a large fleet, as a multiple of that
-on a small one.
+The fleet is full, and all waiting requests differ in tenant and inputs. A figure is a ratio of CPU
+times: with many and with few waiting requests, or on a large and on a small fleet. The events go
+directly to the core; only `explained` and `overload` are measured through a daemon.
 """
 
 import asyncio
@@ -47,14 +45,14 @@ WAITERS_MOST: Final = 100_000
 NODES_FEW: Final = 1_250
 NODES_MANY: Final = 125_000
 TIMES: Final = 9
-"""Number of events of each kind, of which the median counts."""
+"""Number of measured events of each kind; the median counts."""
 POLICY: Final = PolicyRef("bench:1.0", "digest")
 OWNER: Final = SessionId("owner")
 
 
 PAIRS: Final = 2_000
 WARM_PAIRS: Final = 200
-"""Number of requests before the first measured request."""
+"""Number of pairs of requests before the first measured pair."""
 
 
 class _Queue:
@@ -96,7 +94,7 @@ class _Queue:
         return ask.id
 
     def _propose(self, turn: Turn, node: int, devices: list[str]) -> list[Turn]:
-        """Answer the consultations of this and later turns, always with the same place."""
+        """Answer all calls of a policy, from this turn on, with the same GPUs."""
         wanted = {"cluster_id": "c", "node_id": f"n{node:06d}", "gpus": devices}
         consultations = [effect for effect in turn.effects if isinstance(effect, Consult)]
         turns: list[Turn] = []
@@ -107,7 +105,7 @@ class _Queue:
         return turns
 
     def wait(self) -> Event:
-        """Add a waiter with its own session; most want one GPU, each with another size."""
+        """Add a waiting request with its own session, for one to three GPUs and some CPU."""
         number = self._numbered
         ask = self._ask(1 + number % 3, 1e6, cpu=number % 5_000)
         event = Asked(Address(SessionId(f"s{number}"), 0), ask)
@@ -115,13 +113,13 @@ class _Queue:
         return event
 
     def release(self) -> None:
-        """Release one GPU for a waiter, and step until no policy is consulted."""
+        """Release the lease of one GPU, and grant the GPU to a waiting request."""
         gpu = len(self.held) - 1
         turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
         self._propose(turn, 0, [str(gpu)])
 
     def lose(self) -> None:
-        """Lose the session of a waiter."""
+        """Lose the session of the last waiting request."""
         self.step(SessionLost(SessionId(f"s{self._numbered - 1}")))
 
     def refuse(self) -> None:
@@ -130,7 +128,7 @@ class _Queue:
 
 
 def queue() -> dict[str, Any]:
-    """Measure release, arrival, lost session and refusal with few or many waiters; and overload."""
+    """Measure events in a short and a long queue, refusals on two fleets, and overload."""
     few, many, most = (_Queue(NODES, count) for count in (WAITERS_FEW, WAITERS_MANY, WAITERS_MOST))
     released = _seconds(few.release, 5), _seconds(many.release, 5)
     added = _seconds(_Queue(NODES, WAITERS_FEW).wait), _seconds(most.wait)
@@ -163,7 +161,7 @@ def _refusals(nodes: int) -> float:
 
 
 def _waiter_bytes() -> int:
-    """Return the bytes that each of ten thousand waiters takes, including its request."""
+    """Return the mean bytes of memory per waiting request, of ten thousand."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     queue = _Queue(1, WAITERS_MANY)
@@ -174,7 +172,7 @@ def _waiter_bytes() -> int:
 
 
 def _seconds(event: Callable[[], object], times: int = TIMES) -> float:
-    """Return the CPU seconds of one event: the median of several."""
+    """Return the CPU seconds of an event: the median of `times` events."""
     taken: list[float] = []
     for _ in range(times):
         started = time.thread_time()

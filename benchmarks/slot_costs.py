@@ -1,7 +1,7 @@
 """`slots`: the cost of a checkout from the slot pool as the pool grows.
 
-Checkouts and checkins are timed by turns in a pool of ten thousand instances and in a pool of a
-hundred, both equally full. Then a million random operations must leave a pool unchanged.
+Checkouts and checkins are timed alternately in a pool of ten thousand instances and in a pool of a
+hundred, both half full. Then a million random operations must leave a pool unchanged.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ INSTANCES_FEW: Final = 100
 INSTANCES_MANY: Final = 10_000
 SLOTS_EACH: Final = 8
 ROUNDS: Final = 10
-"""Turns of each pool; the quickest turn counts, since noise only adds time."""
+"""Number of measurements of each pool; the quickest counts, since noise only adds time."""
 PAIRS: Final = 2_000
-"""Checkouts, each with its checkin, of one turn."""
+"""Number of checkins, each with a checkout, in one measurement."""
 OPERATIONS: Final = 1_000_000
 SEED: Final = 42
 
@@ -27,7 +27,7 @@ def slots() -> dict[str, Any]:
     """Measure a checkout among ten thousand instances, as a multiple of a checkout among a hundred.
 
     Raises:
-        CommandError: The operations did not conserve every slot.
+        CommandError: Slots are missing after random operations.
     """
     draw = random.Random(SEED)
     few, many = _half_full(INSTANCES_FEW, draw), _half_full(INSTANCES_MANY, draw)
@@ -45,7 +45,7 @@ def slots() -> dict[str, Any]:
 
 
 def _half_full(instances: int, draw: random.Random) -> tuple[ResourcePool, list[Allocation]]:
-    """Return a pool and its checkouts."""
+    """Return a pool about half of whose slots are checked out, and the checkouts."""
     rows = [{"id": str(number), "slots": SLOTS_EACH} for number in range(instances)]
     pool = ResourcePool({"resources": {"gpus": rows}})
     return pool, [pool.checkout(_request(draw)) for _ in range(instances * 2)]
@@ -56,7 +56,7 @@ def _request(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) -> float:
-    """Return the seconds of one checkin and one checkout of a random held slot."""
+    """Return the mean seconds of a checkin of a random allocation and a checkout."""
     started = time.perf_counter()
     for _ in range(PAIRS):
         position = draw.randrange(len(held))
@@ -66,7 +66,7 @@ def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) ->
 
 
 def churn(operations: int, seed: int) -> int:
-    """Check out and in at random, whole slots and shares, until all slots are back.
+    """Check out and check in whole slots and parts of slots at random; then check in the rest.
 
     Returns:
         The number of checkouts that were granted.

@@ -1,4 +1,4 @@
-"""`startup`: a start with a million facts, compared with one on an empty ledger."""
+"""`startup`: a daemon's start on a ledger with a million facts, compared with an empty ledger."""
 
 import asyncio
 import shutil
@@ -35,11 +35,11 @@ from moorage.testing.daemon_process import daemon
 
 HISTORY_FACTS: Final = 1_000_000
 CHECKPOINT_FACTS: Final = 20_000
-"""The daemon's default number of facts between two checkpoints, the most that a start replays."""
+"""The daemon's default number of facts between two checkpoints; a start replays at most these."""
 BATCH_FACTS: Final = 5_000
 HELD_LEASES: Final = 1_000
 STARTS: Final = 3
-"""Starts of each kind; the quickest start counts, since noise only adds time."""
+"""Number of starts of each kind; the quickest counts, since noise only adds time."""
 
 
 def startup() -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _lease(number: int) -> Lease:
 
 
 def first_lease() -> dict[str, Any]:
-    """Measure `moored demo` up to its first lease, and a Python process that only imports."""
+    """Measure `moored demo` until its first lease, and a process that only imports Moorage."""
     base, first = [], []
     for _ in range(STARTS):
         started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Runs `moored`; a signal switches its metrics of requests and its audit log, for `observation`.
+"""Runs `moored` so that signals switch its request metrics and audit log on and off.
 
-No setting switches metrics off, so this module replaces the functions that count. The two ways
-alternate in one process, since two processes with the same program differ by some percent in
-processor time.
+The benchmark `observation` uses it. No setting switches metrics off, so this module replaces the
+functions that count. Both kinds of blocks run in one process, since two processes with the same
+program differ by some percent in processor time.
 """
 
 import signal

@@ -1,15 +1,15 @@
 """`waiting`: how long jobs of a real trace wait, by the order of the queue.
 
-The jobs of a trace, with their own times and durations, go through the production allocator and its
-queue on a fleet that is small enough for them to wait. Each order is played with backfill, as in
-the daemon's queue, and strictly: then no job starts before the job ahead of it. The orders are:
+The jobs of a trace arrive and last as recorded, and request leases from the production allocator.
+The fleet is small enough that jobs wait. Each order is played with backfill, as in the daemon's
+queue, and strictly, so that no job starts before the job ahead of it. The orders are:
 
-- first_come: by age alone.
+- first_come: the oldest job is first.
 - largest: jobs with more GPUs have the higher priority.
-- fair_share: jobs of the virtual cluster with the fewest GPUs first; each is a tenant.
+- fair_share: jobs of the virtual cluster that holds the fewest GPUs are first.
 
-The priorities are played with preemption, too: a job that has run for an hour gives way to a job
-with more GPUs. The job then loses its work, and requests its whole time again.
+The order `largest` is also played with preemption: a job that has run for an hour gives way to a
+job with more GPUs. The preempted job loses its work, and requests its whole time again.
 
 Trace: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads",
 USENIX ATC 2019 (Microsoft Philly).
@@ -50,7 +50,7 @@ from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tena
 from moorage_policies import catalog
 
 LOAD: Final = 0.9
-"""GPU seconds that the jobs request, as a part of those of the fleet while jobs arrive."""
+"""GPU seconds that the jobs request, as a part of the fleet's GPU seconds while jobs arrive."""
 RULE: Final = "best_fit"
 ORDERS: Final = ("first_come", "largest", "fair_share")
 Way = Literal["backfill", "strictly", "preemption"]
@@ -73,7 +73,7 @@ class Played:
     Attributes:
         waits: Seconds from submission to lease, by the job's number.
         utilisation_percent: GPU seconds held while jobs arrived, in percent of the fleet's.
-        contended: GPU seconds that each virtual cluster held while all virtual clusters waited.
+        contended: GPU seconds that each virtual cluster held while all of them had waiting jobs.
         lost_gpu_hours: GPU hours of work that preempted jobs lost.
         seconds: Duration of the run, in seconds.
     """
@@ -102,14 +102,14 @@ def waiting(
         progress: Called with the name of each run.
 
     Raises:
-        CommandError: The trace is missing or cannot be read, or it asks for no GPUs.
+        CommandError: The trace is missing or cannot be read, or no job requests GPUs.
     """
     if pods is None:
         raise CommandError("waiting needs --pods, the jobs of a trace (timestamp,duration,…)")
     if rule not in catalog.shipped():
         raise CommandError(f"there is no policy {rule}; there are {', '.join(catalog.shipped())}")
     if load <= 0:
-        raise CommandError(f"--load {load:g}; expected a number above 0")
+        raise CommandError(f"--load: expected a number above 0, got {load:g}")
     plots.check(draw)
     jobs = read_jobs(pods)
     nodes = nodes_for(jobs, load)
@@ -133,8 +133,7 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
         nodes: Number of nodes of the fleet.
         rule: The shipped policy that places the jobs.
         order: One of `ORDERS`.
-        way: Whether a later job may start first if it delays no job ahead of it, and whether jobs
-            give way to jobs of higher priority.
+        way: How the queue is played.
 
     Raises:
         ValueError: A job was refused.
@@ -190,11 +189,11 @@ class _Running:
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
-        """Return the GPU milli that a tenant holds now."""
+        """Return the GPUs that a tenant holds now, in thousandths."""
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:
-        """Return the sort key of a waiting job's tenant: the smallest key is next."""
+        """Return the sort key of a waiting job among its tenant's jobs; the smallest is next."""
         return (-self._priority(self._jobs[number]), number)
 
     def tenant(self, number: int) -> str:
@@ -230,7 +229,7 @@ class _Running:
         self._wants[job.cluster] -= sign > 0
 
     def _pass(self, now: float) -> None:
-        """Sum the GPU time of each virtual cluster while all virtual clusters want more GPUs."""
+        """If all virtual clusters have waiting jobs, count their GPU time since the last call."""
         if all(self._wants.values()):
             for cluster, gpus in self._has.items():
                 self.contended[cluster] += gpus * (now - self._at)
@@ -270,7 +269,7 @@ def _number(request: RequestId) -> int:
 
 
 class _Line:
-    """Holds back jobs from the allocator until they fit, so that no job overtakes the first."""
+    """The queue of the way `strictly`: it withholds all jobs from the allocator until they fit."""
 
     def __init__(self, running: _Running) -> None:
         self._running = running
@@ -283,7 +282,7 @@ class _Line:
         heapq.heappush(line, self._running.rank(number))
 
     def advance(self, now: float) -> None:
-        """Place jobs while the first one fits."""
+        """Request leases for the first jobs until one does not fit."""
         if self._advances:
             return  # A job is being placed: the loop below continues.
         self._advances = True
@@ -314,7 +313,7 @@ def _row(jobs: Sequence[Job], played: Played) -> dict[str, Any]:
 
 
 def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
-    """Return the figures as tables: waits in days, mean / 90th percentile; errors of estimates."""
+    """Return the figures as tables: waits in days, and errors of the estimates."""
     rows = figures["table"]
     sizes = list(rows[0]["wait_mean_seconds"])
     made = Table(
@@ -359,7 +358,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _draw(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the mean waits by size, and below the use of the fleet, with a bar for each order."""
+    """Draw the mean waits by size, and the use of the fleet below, with a bar for each order."""
     if not paths:
         return
     figure, (above, below) = plots.panels()

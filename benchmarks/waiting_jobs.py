@@ -17,7 +17,7 @@ GPUS_EACH: Final = 8
 """GPUs of a node; a larger job takes several whole nodes."""
 WAIT_SECONDS: Final = 1e9
 SIZES: Final = (1, 2, 4, 8)
-"""Groups of jobs by GPUs: each group begins at one of these numbers."""
+"""Smallest numbers of GPUs of the groups into which jobs are sorted by size."""
 
 
 class Job(NamedTuple):
@@ -64,7 +64,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def nodes_for(jobs: Sequence[Job], load: float) -> int:
-    """Return the number of nodes for a load of jobs, enough for the largest job."""
+    """Return the number of nodes on which jobs cause a load, enough for the largest job."""
     wanted = sum(job.gpus * job.seconds for job in jobs)
     span = max(jobs[-1].at, 1.0)
     largest = max(needs(job.gpus).nodes for job in jobs)
@@ -72,7 +72,7 @@ def nodes_for(jobs: Sequence[Job], load: float) -> int:
 
 
 def fleet_of(nodes: int) -> Site:
-    """Return a number of empty nodes."""
+    """Return a fleet of empty nodes."""
     rows = [{"id": f"n{n:05}", "gpus": {"count": GPUS_EACH}} for n in range(nodes)]
     return Site({"id": "fleet", "nodes": {"count": nodes, "nodeData": rows}})
 
@@ -85,6 +85,6 @@ def policy_of(name: str) -> Rule:
 
 
 def needs(gpus: int) -> Demand:
-    """Return the demand on each node of a job with a number of GPUs."""
+    """Return the demand of a job with a number of GPUs: the nodes, and the GPUs on each."""
     nodes = ceil(gpus / GPUS_EACH)
     return Demand(gpus=ceil(gpus / nodes), nodes=nodes)

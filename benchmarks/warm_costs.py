@@ -1,7 +1,7 @@
 """Measures the time that warm workloads save, with a real daemon; `engines` runs it.
 
-The time runs from the request on the socket to the news that its workload is ready: once with a
-workload that must be started, and once with one that the previous lease left warm.
+Measured is the time from a request to the event that its workload is ready: with a workload that
+must be started (cold), and with a workload that the previous lease left running (warm).
 """
 
 import json
@@ -21,7 +21,7 @@ from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog as shipped
 
 STARTS: Final = 20
-"""Timed workloads: as many cold starts as warm takeovers."""
+"""Number of timed cold leases, and of timed warm leases."""
 NEWS_SECONDS_MAX: Final = 60.0
 """Maximum seconds that the daemon may take for its next message."""
 PROCESS: Final = {"command": ["sleep", "100000"]}
@@ -74,7 +74,7 @@ def _this_machine() -> dict[str, Any]:
 def _lease(
     socket: ClientConnection, spec: dict[str, Any], *, warm: bool, keep_seconds: float = 0
 ) -> float:
-    """Hold a lease until its workload is ready, and release it; return the seconds taken."""
+    """Request a lease and release it when its workload is ready; return the seconds until ready."""
     provision = {"backend": "local", "spec": spec, "keep_warm_seconds": keep_seconds}
     request = {
         "adhoc": True,
@@ -103,7 +103,7 @@ def _call(socket: ClientConnection, message: dict[str, Any]) -> None:
 
 
 def _message(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
-    """Return the next message with a given value, and skip all others."""
+    """Return the next message that has a value under a key; skip all others."""
     while True:
         message: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
         if message.get("success") is False:

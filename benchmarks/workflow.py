@@ -25,20 +25,20 @@ from moorage_client.workflow import (
 NODES: Final = 10_000
 NODES_MANY: Final = 100_000
 LAYERS: Final = 100
-"""Number of layers of `layered`, and of nodes per layer, which depend on the previous layer."""
+"""Number of layers of the graph `layered`, and of nodes in each layer."""
 ROUNDS: Final = 3
-"""Runs of each kind, by turns; the quickest run counts, since noise only adds time."""
+"""Number of runs of each kind; the quickest run counts, since noise only adds time."""
 _NEED: Final = ResourceRequirements.cpu(1)
 
 
 def workflow() -> dict[str, Any]:
     """Measure both executors on a chain and a layered graph, and how their cost grows.
 
-    Figures named `KIND_SHAPE_to_futures` are seconds per node, as multiples of the baseline's per
-    task. `async` runs coroutine functions; `async_plain` runs plain functions, each with a change
-    of threads. `growth` is the CPU time for `NODES_MANY` divided by that for `NODES`, divided by
-    the growth of n log n: at most 1 is n log n or better. `wide` is a graph without edges. Few and
-    many take turns, so that a slow phase of the machine meets both.
+    A figure `KIND_SHAPE_to_futures` is the time per node divided by the baseline's time per task.
+    The kind `async` runs coroutine functions, `async_plain` runs plain functions in threads. A
+    figure `KIND_SHAPE_growth` is the ratio of the CPU times for `NODES_MANY` and `NODES`, divided
+    by the growth of n log n: at most 1 means n log n or better. The shape `wide` has no edges.
+    Small and large graphs alternate, so that a slow phase of the machine meets both.
     """
     figures: dict[str, Any] = {"nodes": NODES, "nodes_many": NODES_MANY}
     for shape, dag in (("chain", _chain(NODES)), ("layered", _make_layers(LAYERS))):
@@ -92,7 +92,7 @@ def _seconds(dag: DAG, run: Run, task: Callable[[], Any], clock: Callable[[], fl
     result = run(dag, pool, tasks)
     seconds = clock() - started
     if result.succeeded != len(dag):
-        raise CommandError(f"{result.succeeded} of {len(dag)} nodes completed")
+        raise CommandError(f"only {result.succeeded} of {len(dag)} nodes succeeded")
     return seconds
 
 
@@ -127,7 +127,7 @@ def _wide(nodes: int) -> DAG:
 
 
 def _make_layers(layers: int) -> DAG:
-    """Return `layers` layers of as many nodes; a node depends on all nodes of the layer before."""
+    """Return `layers` layers of `layers` nodes; each node depends on the whole layer before."""
     rows = [range(row * layers, (row + 1) * layers) for row in range(layers)]
     following = [list(after) for after in rows[1:] for _ in range(layers)]
     return DAG([str(number) for number in range(layers**2)], [*following, *[[]] * layers])

@@ -1,1 +1,1 @@
-"""Runs two servers on one PostgreSQL under faults, and checks the clients' answers by laws."""
+"""Runs two servers on one PostgreSQL, plays faults, and checks the answers that clients got."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.faults`: two servers on one PostgreSQL, faults, and a checked history.
+"""`python -m benchmarks.faults`: plays faults on two servers, and checks all answers to clients.
 
-Without `--url`, it starts everything on this machine. With `--url`, it uses your servers and your
-faults: commands that each make another server lead.
+Without `--url`, it starts both servers and PostgreSQL on this machine. With `--url`, it uses your
+servers and your faults, which are shell commands that each make another server lead.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from moorage.commands.options import JsonFlag
 from moorage.lab.errors import CommandError
 
 ANSWERS_BETWEEN: Final = 30
-"""Number of answers that must come before each fault, and after it."""
+"""Number of answers to clients that must come before each fault, and after it."""
 DATABASE_MEBIBYTES: Final = 1024
 """Mebibytes of the disk of the database and its standby."""
 FULL: Final = 0 if os.getuid() else 2
 """Default number of disks to fill; only root can make small disks."""
 SHOWN: Final = 5
-"""Maximum violations of a law that are printed."""
+"""Maximum number of violations of each law that are printed."""
 
 Nemesis = Callable[[ServerPair, ServerSeat, Callable[[], Awaitable[None]]], Awaitable[None]]
 NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
@@ -54,7 +54,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "server's disk full": (ServerPair.fill_folder, True),
     "database's disk full": (ServerPair.fill_database, True),
 }
-"""Faults of the leading server, and whether another server then leads and the old leader ends."""
+"""Each fault: its function, and whether it ends the leader, so that the other server leads."""
 
 
 class FaultRun:
@@ -103,7 +103,7 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
 async def play(
     folder: Path, counts: Mapping[str, int], clients: int, seed: int, minutes: float
 ) -> dict[str, Any]:
-    """Play faults in random order on a pair of own servers; start none after `minutes`.
+    """Start two servers and play faults on them in random order; start no fault after `minutes`.
 
     Raises:
         CommandError: The servers do not start again.
@@ -181,7 +181,7 @@ async def play_elsewhere(
         nonlocal number
         process = await asyncio.create_subprocess_shell(command, stdout=sys.stderr)
         if await process.wait():
-            raise CommandError(f"{command!r} ended with {process.returncode}")
+            raise CommandError(f"{command!r} ended with exit code {process.returncode}")
         await run.load.answers(ANSWERS_BETWEEN)
         number = next(rounds)
 
@@ -222,20 +222,20 @@ def _tables(report: Mapping[str, Any]) -> list[Table]:
 
 def main(  # One parameter per option.
     kills: Annotated[int, typer.Option(min=0, help="Kills of the leader by SIGKILL.")] = 10,
-    frozen: Annotated[int, typer.Option(min=0, help="Pauses longer than its lead lasts.")] = 5,
+    frozen: Annotated[int, typer.Option(min=0, help="Pauses of the leader.")] = 5,
     partitions: Annotated[
-        int, typer.Option(min=0, help="Partitions in one direction between it and the database.")
+        int, typer.Option(min=0, help="One-way partitions between leader and database.")
     ] = 5,
     planned: Annotated[int, typer.Option(min=0, help="`moored lead --resign`, or SIGTERM.")] = 5,
-    ended: Annotated[int, typer.Option(min=0, help="Ends of its database sessions.")] = 2,
+    ended: Annotated[int, typer.Option(min=0, help="Ends of the leader's sessions.")] = 2,
     restarts: Annotated[int, typer.Option(min=0, help="Crashes of the database.")] = 2,
     promoted: Annotated[int, typer.Option(min=0, help="Losses of the database's primary.")] = 2,
-    cut_off: Annotated[int, typer.Option(min=0, help="Partitions between it and clients.")] = 2,
-    skewed: Annotated[int, typer.Option(min=0, help="Changes of its clock, then a kill.")] = 2,
-    pooled: Annotated[int, typer.Option(min=0, help="Starts with PgBouncer in between.")] = 2,
-    full: Annotated[int, typer.Option(min=0, help="Times that its disk is full.")] = FULL,
+    cut_off: Annotated[int, typer.Option(min=0, help="Partitions: leader and clients.")] = 2,
+    skewed: Annotated[int, typer.Option(min=0, help="Changes of the leader's clock.")] = 2,
+    pooled: Annotated[int, typer.Option(min=0, help="Starts of a server on PgBouncer.")] = 2,
+    full: Annotated[int, typer.Option(min=0, help="Fillings of the leader's disk.")] = FULL,
     full_database: Annotated[
-        int, typer.Option(min=0, help="Times that the database's disk is full.")
+        int, typer.Option(min=0, help="Fillings of the database's disk.")
     ] = FULL,
     seed: Annotated[int, typer.Option(help="Seed of the order of faults, and of the clients.")] = 7,
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 6,
@@ -254,13 +254,13 @@ def main(  # One parameter per option.
     gpus: Annotated[int, typer.Option(min=1, help="With --url: GPUs of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make servers fail under load, and check all answers to clients against the laws.
+    """Make servers fail under load, and check that all answers to clients were correct.
 
-    The exit code is 1 if a law is broken.
+    The exit code is 1 if an answer was wrong.
     """
     with command_errors():
         if (url is None) != (not fault):
-            raise CommandError("--url and --fault belong together")
+            raise CommandError("pass --url and --fault together, or neither of them")
         if url is not None:
             target = Target(url, policy, (), gpus, str, alone=False)
             report = asyncio.run(play_elsewhere(target, clients, fault or (), seed))

@@ -61,7 +61,7 @@ class PostgresServer:
         self._lost = "", 0
 
     def as_user(self) -> list[str]:
-        """Return the command prefix that runs a program as another user than root."""
+        """Return the command prefix that runs a program as `postgres`, if this process is root."""
         user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
         return user if os.getuid() == 0 else []
 
@@ -74,7 +74,7 @@ class PostgresServer:
             )
 
     def url(self, database: str, user: str = "moorage", port: int = 0) -> str:
-        """Return the address of a database, or its address through another port."""
+        """Return the address of a database; `port` 0: the server's own port."""
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
 
     def execute(
@@ -106,7 +106,7 @@ class PostgresServer:
         self._control(self._data, "start")
 
     def add_standby(self) -> None:
-        """Start a synchronous standby, for which each commit waits from now on."""
+        """Start a synchronous standby; from then on, each commit waits for it."""
         self._standbys += 1
         name = f"standby{self._standbys}"
         data = self.folder / name
@@ -123,7 +123,7 @@ class PostgresServer:
         self._wait_for_standbys(name)
 
     def promote(self) -> None:
-        """Lose the primary, and promote its standby, which has no standby of its own."""
+        """Kill the primary, and promote its standby; the new primary has no standby."""
         self._control(self._data, "stop", "-m", "immediate")
         self._control(self._standby, "promote")
         self._lost = self._data, self.port
@@ -216,7 +216,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def running_postgres(programs: Path, disk_mebibytes: int = 0) -> Iterator[PostgresServer]:
-    """Run a PostgreSQL until the block ends, on a disk of its own if its size is given."""
+    """Run a PostgreSQL until the block ends, on a small disk if `disk_mebibytes` is not 0."""
     with contextlib.ExitStack() as stack:
         # The path of a socket must be short.
         place = tempfile.TemporaryDirectory(prefix="moorage-pg-", dir="/tmp")

@@ -1,7 +1,7 @@
-"""The answers to clients, and the laws that check them.
+"""The answers to clients, and the laws: functions that find wrong answers.
 
-The laws do no I/O: tests check them with broken answers. All times are of the monotonic clock of
-the clients' process.
+The laws do no I/O, so that tests can pass wrong answers to them. All times are of the monotonic
+clock of the clients' process.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class AcknowledgedGrant(NamedTuple):
 
 
 class AcknowledgedRelease(NamedTuple):
-    """An acknowledged release; its fields are those of `AcknowledgedGrant`."""
+    """An acknowledged release; its fields have the meanings of those of `AcknowledgedGrant`."""
 
     lease: str
     server: str
@@ -45,7 +45,7 @@ class AcknowledgedRelease(NamedTuple):
 
 @dataclass
 class FaultHistory:
-    """The requests and answers of all clients of a run, and the state of the last server.
+    """The requests and answers of all clients, and the state of the server that leads at the end.
 
     Args:
         sent: When each request was first sent, by its key.
@@ -53,8 +53,8 @@ class FaultHistory:
         released_at: When the release of each lease was first sent.
         releases: Answered releases.
         refusals: Refusals that must not happen, as sentences.
-        leases: The leases of the last server, each with its fencing number.
-        waiting: Waiting requests of the last server.
+        leases: The leases that the last server has at the end, each with its fencing number.
+        waiting: Requests that wait at the last server at the end.
         committed: Fencing numbers of grants in the order in which they were committed.
     """
 
@@ -80,10 +80,9 @@ class FaultHistory:
 
 
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
-    """Return the longest time without an answer between two moments; `times` are sorted.
+    """Return the longest time without an answer between `begin` and `end`; `times` are sorted.
 
-    The time begins with the last answer before the first moment, and ends with the first answer
-    after the second moment, as a client sees a takeover.
+    The last answer before `begin` and the first answer after `end` count, as clients see them.
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]
@@ -125,7 +124,7 @@ def find_unanswered_leases(history: FaultHistory) -> list[str]:
 
 
 def fencing_out_of_order(history: FaultHistory) -> list[str]:
-    """Find fencing numbers that repeat, or do not exceed those answered before the request."""
+    """Find fencing numbers that repeat, or that are below one answered before the request."""
     first = history.first_grants()
     found = []
     by_number: dict[int, str] = {}
@@ -154,7 +153,7 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
 
 
 def find_forgotten_requests(history: FaultHistory) -> list[str]:
-    """Find requests without an answer, or that still wait without a client."""
+    """Find requests without an answer, and requests that still wait after their clients ended."""
     granted = {each.key for each in history.grants}
     return [key for key in history.sent if key not in granted] + history.waiting
 
@@ -166,7 +165,7 @@ def leases_beside_keys(history: FaultHistory) -> list[str]:
 
 
 def find_late_acknowledgements(history: FaultHistory) -> list[str]:
-    """Find processes that acknowledged a message after a later process had already answered."""
+    """Find servers that acknowledged a message that was sent after their successor had answered."""
     answers = [each for each in history.answers() if each.server]
     begun: dict[str, float] = {}
     for each in answers:

@@ -1,4 +1,4 @@
-"""Clients that request and release leases during all faults; they record a history."""
+"""Clients that request and release leases during faults, and record the answers."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ HELD_MAX: Final = 2
 TTL_SECONDS: Final = 900.0
 WAIT_SECONDS: Final = 600.0
 REPEATED: Final = 0.2
-"""Share of the requests that are sent once more after their answer."""
+"""Share of the requests that are sent a second time after their answer."""
 RECONNECT_SECONDS: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 60.0
-"""Seconds after which a request without an answer counts as forgotten or lost."""
+"""Seconds after which a request without an answer counts as forgotten."""
 
 
 class LoadStalled(Exception):  # noqa: N818  # It names what happened.
@@ -40,8 +40,8 @@ class Target:
         policy: Name and tag of the policy.
         clusters: Ids of the clusters to choose from; empty: all.
         gpus: Number of GPUs of each lease.
-        name_server: Returns the process that now has an address.
-        alone: Whether the servers have no other clients.
+        name_server: Returns a name of the server process that answers at a URL.
+        alone: Whether the servers have no other clients than these.
     """
 
     urls: str
@@ -71,10 +71,10 @@ class Load:
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Send requests with all clients during a fault, then read the server's state.
+        """Send requests with all clients while `work` plays faults; then read the leader's state.
 
         At the end, each client has at most one lease, which is released after the state was read.
-        If no more answers come, the work ends.
+        If `work` raises `LoadStalled`, it ends early.
 
         Raises:
             CommandError: A client was refused.
@@ -97,7 +97,7 @@ class Load:
                     await client.release(lease.id, lease.token)
 
     async def answers(self, more: int, of_other_than: str = "") -> None:
-        """Wait for `more` answers from processes other than `of_other_than`.
+        """Wait for `more` answers from server processes other than `of_other_than`.
 
         Raises:
             LoadStalled: The answers do not come in time.

@@ -1,7 +1,7 @@
-"""Two servers on one PostgreSQL, behind proxies, each restarted when it ends; and the faults.
+"""Runs two servers on one PostgreSQL, restarts each when it ends, and plays faults on them.
 
-A server reaches the database through a proxy of its own, and clients reach the server through
-another one.
+Each server has two proxies: through one it reaches the database, through the other one clients
+reach it.
 """
 
 import asyncio
@@ -35,25 +35,25 @@ LOOK_SECONDS: Final = 0.02
 SETTLE_SECONDS_MAX: Final = 90.0
 """Maximum seconds for a server to lead, to end, or to start again."""
 SKEWED_CLOCK: Final = Path(__file__).with_name("skewed_clock")
-"""The folder on PYTHONPATH that shifts the calendar of a server."""
+"""A folder for PYTHONPATH whose module shifts the calendar clock of a server."""
 SKEW_SECONDS_MAX: Final = 300.0
-"""Largest shift of a clock: even twice this is less than requests may wait."""
+"""Maximum shift of a server's clock; twice this is still less than requests may wait."""
 FOLDER_MEBIBYTES: Final = 64
 """Mebibytes of a disk for the folder of one server."""
 CUT_OFF_SECONDS: Final = (0.5, 2.5)
-"""Least and most seconds for which clients do not reach the server that leads."""
+"""Minimum and maximum seconds for which clients do not reach the server that leads."""
 
 
 class ServerSeat:
-    """Runs servers at one place, whose addresses stay the same when its process is replaced.
+    """Runs one server process after another behind the same two proxies.
 
     Args:
-        name: Name of its folder and log.
+        name: Name of the folder and the log.
         storage: Returns the address of the database behind a port.
 
     Attributes:
-        process: The running process.
-        generation: Number of servers that became ready here.
+        process: The running server process.
+        generation: Number of server processes that became ready at this seat.
         folder: The servers' data folder.
         http: Address of the servers' HTTP services.
         clients: The proxy between clients and the server.
@@ -78,7 +78,7 @@ class ServerSeat:
 
     @property
     def label(self) -> str:
-        """The running process at this seat."""
+        """The name of the running server process."""
         return f"{self.name}{self.generation}"
 
     @property
@@ -137,7 +137,7 @@ class ServerSeat:
             process.kill()
 
     def set_clock(self, seconds: float) -> None:
-        """Shift the calendar of this seat's server by some seconds, also after a restart."""
+        """Shift the calendar clock of this seat's servers, of the running one and later ones."""
         with self._clock.open("r+b") as file:  # Never empty: each process has it mapped.
             file.write(struct.pack("d", seconds))
 
@@ -259,7 +259,8 @@ class ServerPair:
                     return (a, b) if leading == [a] else (b, a)
                 await asyncio.sleep(LOOK_SECONDS)
         raise CommandError(
-            f"no leader and standby within {SETTLE_SECONDS_MAX:g} s:\n{tail(a.log)}\n{tail(b.log)}"
+            f"after {SETTLE_SECONDS_MAX:g} s, there is not one leader and one standby:"
+            f"\n{tail(a.log)}\n{tail(b.log)}"
         )
 
     async def _stands_by(self, seat: ServerSeat) -> bool:
@@ -281,7 +282,7 @@ class ServerPair:
         leader.signal(signal.SIGCONT)
 
     async def partition(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Hold back traffic of one direction between server and database, and pass it on later."""
+        """Hold back traffic between leader and database in one direction until `settle` returns."""
         leader.database.cut(self._draw.choice(WAYS))
         try:
             await settle()
@@ -310,7 +311,7 @@ class ServerPair:
     async def promote_standby(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Kill PostgreSQL's primary and promote its standby, which takes over the address."""
+        """Kill PostgreSQL's primary, promote its standby, and make both proxies use it."""
         del leader
         await asyncio.to_thread(self._postgres.promote)
         for each in self.seats:
@@ -329,7 +330,7 @@ class ServerPair:
         await settle()
 
     async def skew(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Give the leader a wrong calendar, and kill it later; its next start has the right one."""
+        """Set the leader's clock wrong, kill the leader, and set the clock right afterwards."""
         leader.set_clock(self._draw.uniform(-SKEW_SECONDS_MAX, SKEW_SECONDS_MAX))
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
         leader.signal(signal.SIGKILL)
@@ -337,7 +338,7 @@ class ServerPair:
         leader.set_clock(0.0)
 
     async def pool(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Put PgBouncer in front of the next server's database; that server refuses to start."""
+        """Kill the leader, and put PgBouncer before its database; no server starts there."""
         with self._postgres.pooler(self._draw.choice(("session", "transaction"))) as port:
             leader.database.target = port
             leader.signal(signal.SIGKILL)
@@ -346,7 +347,7 @@ class ServerPair:
             leader.database.target = self._postgres.port
 
     async def fill_folder(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Fill the disk of the leader's folder, and kill the leader; it restarts on that disk."""
+        """Fill the disk of the leader's folder, kill the leader, and wait for its restart."""
         generation = leader.generation
         with full_disk(leader.folder):
             await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
@@ -357,7 +358,7 @@ class ServerPair:
     async def fill_database(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Fill the disks of PostgreSQL and its standby until some time after the leader ended."""
+        """Fill the disk of PostgreSQL and its standby until some time after the leader's end."""
         assert leader.process is not None
         with full_disk(self._postgres.folder):
             await asyncio.wait_for(leader.process.wait(), SETTLE_SECONDS_MAX)
@@ -366,7 +367,7 @@ class ServerPair:
         await settle()
 
     async def resign(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Make the leader hand over, by `moored lead --resign` or by SIGTERM."""
+        """Make the leader give up its lead, as `moored lead --resign` does, or by SIGTERM."""
         if self._draw.random() < 1 / 2:
             leader.signal(signal.SIGTERM)
         else:
@@ -376,7 +377,7 @@ class ServerPair:
         await settle()
 
     async def committed(self) -> list[int]:
-        """Return the fencing numbers of all grants in the ledger, which must be complete."""
+        """Return the fencing numbers of all grants in the ledger."""
         return await asyncio.to_thread(read_grants, self.address)
 
 

@@ -1,1 +1,1 @@
-"""Compares Moorage with its peers on one machine, by one protocol: `python -m benchmarks.peers`."""
+"""Compares Moorage with other programs that book GPUs (peers): `python -m benchmarks.peers`."""

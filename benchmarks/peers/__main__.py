@@ -99,7 +99,7 @@ def _choose(names: list[str]) -> list[Peer]:
 
 
 def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Console) -> None:
-    """Run Moorage and then the peers, group by group; a failing peer stops no other."""
+    """Run Moorage and then its peers, for each group; go on with the next peer if one fails."""
     for group in dict.fromkeys(peer.group for peer in chosen):
         ours = _run(moorage_itself.PEER, fleet, console)
         for peer in (peer for peer in chosen if peer.group == group):

@@ -21,7 +21,7 @@ Value = int | bytes
 
 
 def encode(*fields: tuple[int, Value]) -> bytes:
-    """Return a message of Protocol Buffers with the given fields, by number."""
+    """Return a message of Protocol Buffers with the given fields, as pairs of number and value."""
     return b"".join(
         _varint(number << 3) + _varint(value)
         if isinstance(value, int)
@@ -31,7 +31,7 @@ def encode(*fields: tuple[int, Value]) -> bytes:
 
 
 def decode(message: bytes) -> dict[int, list[Any]]:
-    """Return the values of each field of a message."""
+    """Return the values of a Protocol Buffers message by field number."""
     fields: defaultdict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(message):
@@ -72,7 +72,7 @@ class _Session:
         self._keys = [_PREFIX + f"{node}:{number}".encode() for node, number in self._gpus]
         self._probes = Probes(len(self._keys))
         self._free: list[int] = []
-        """GPUs that were free at the last read of all keys, and were not tried since."""
+        """GPUs that were free when all keys were last read, and that were not tried since."""
 
         def calls(path: str) -> Callable[[bytes], Any]:
             turns: Iterator[Any] = itertools.cycle(each.unary_unary(path) for each in channels)

@@ -1,4 +1,4 @@
-"""The peer kube-scheduler: the client creates a pod and watches where it is bound; etcd syncs."""
+"""The peer kube-scheduler: a client creates a pod and watches for its node; etcd syncs to disk."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
-"""The peer Kueue: the client creates a Workload and watches when it is admitted; etcd syncs.
+"""The peer Kueue: the client creates a Workload and watches for its admission; etcd syncs to disk.
 
-The minimal manager of Kueue's own performance tests runs: the scheduler and the controllers of
-queues, without webhooks. One ClusterQueue has the whole fleet as its quota.
+It runs the minimal manager of Kueue's own performance tests, which has the scheduler and the
+controllers of queues, but no webhooks. The quota of one ClusterQueue is the whole fleet.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def workload_of(name: str) -> JsonObject:
 
 
 def queues_of(nodes: Nodes) -> list[tuple[str, JsonObject]]:
-    """Return the objects of a queue with a quota for all nodes, each with its API path."""
+    """Return the Kubernetes objects of a queue for all nodes, each after its API path."""
     amounts = {
         "cpu": f"{sum(node.cpu_milli for node in nodes)}m",
         "memory": f"{sum(node.memory_mib for node in nodes)}Mi",
@@ -107,17 +107,17 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
 
 
 def _definitions(kueue: str) -> list[bytes]:
-    """Return the kinds of objects that the manager needs, as YAML."""
+    """Return the custom resource definitions that the manager needs, as YAML."""
     return [each.read_bytes() for each in sorted(Path(kueue).with_name("crds").glob("*.yaml"))]
 
 
 async def _define(client: httpx.AsyncClient, definition: bytes) -> None:
-    """Create a kind of object, and wait until the API server accepts objects of it."""
+    """Create a custom resource definition, and wait until it is established."""
     answer = await client.post(
         _CRDS, content=definition, headers={"Content-Type": "application/yaml"}
     )
     if answer.is_error:
-        raise CommandError(f"the API server refused a kind of Kueue: {answer.text[:500]}")
+        raise CommandError(f"the API server refused a definition of Kueue: {answer.text[:500]}")
     await _until(client, f"{_CRDS}/{answer.json()['metadata']['name']}", "Established")
 
 
@@ -128,7 +128,7 @@ async def _until(client: httpx.AsyncClient, path: str, condition: str) -> None:
 
 
 def _version() -> str | None:
-    """Return the version of Kueue that is built into its manager, which does not print it."""
+    """Return Kueue's version, which is read from the manager's file, as no option prints it."""
     path = find_program("kueue")
     try:
         programs()

@@ -1,8 +1,8 @@
 """Measures every peer by the same protocol.
 
-A peer gets single requests, one after the other; requests in a closed loop; requests until the last
-GPU is taken; and on the full fleet a request that waits for another client's release. No GPU may be
-booked twice at any time.
+A peer gets single requests, one after the other; then several at a time, and the next after each
+answer; then requests until the last GPU is taken. On the full fleet, one more request waits for
+another client's release. No GPU may be booked twice at any time.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ class Figures(msgspec.Struct, frozen=True):
     """The figures of one run of one peer.
 
     Args:
-        load: Load of the machine before the run: mean number of processes in the last minute.
-        per_second: Placements in the closed loop.
+        load: The machine's load average over the minute before the run.
+        per_second: Placements per second while clients send each request after an answer.
         single_ms: Median time of a single request.
         wake_ms: Median time from the sending of a release to the grant of the waiting request.
-        cpu_ms: Processor time of the servers for one placement of the closed loop.
+        cpu_ms: Processor time of the servers for one placement, measured with `per_second`.
     """
 
     load: float
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 async def measure(peer: Peer, nodes: Nodes) -> Figures:
-    """Run a peer through the protocol.
+    """Run all measurements of one peer.
 
     Raises:
         CommandError: The peer failed, its server ended, or the peer booked a GPU twice or did not
@@ -89,10 +89,10 @@ async def _figures(name: str, session: PeerSession, nodes: Nodes) -> Figures:
 
 
 def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
-    """Raise an error if a GPU was booked twice, or if the fleet is not full at the end.
+    """Check that each GPU of the fleet is booked, and none is booked twice.
 
     Raises:
-        CommandError: A device is held twice, or the bookings of a node or the fleet are wrong.
+        CommandError: A GPU is booked twice, a node has too many bookings, or the fleet is not full.
     """
     sizes = {node.name: node.gpus for node in nodes if node.gpus}
     if len(held) != sum(sizes.values()):

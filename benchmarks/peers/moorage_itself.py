@@ -1,4 +1,4 @@
-"""Moorage itself: `fgd` in a jailed cell, over eight sockets, with a synced ledger."""
+"""Moorage as a peer: the policy `fgd` in a jailed process, eight sockets, and a synced ledger."""
 
 import asyncio
 import contextlib

@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     """Run a server until the block ends.
 
     Yields:
-        The server's process, a pool of connections for requests, and a connection that listens.
+        The server's process id, a pool of connections for requests, and one for notifications.
     """
     import asyncpg  # noqa: PLC0415  # This peer's alone.
 
@@ -103,7 +103,7 @@ class PostgresSession:
         assert await self.pool.fetchrow(self.release_one, *booking.handle) is not None
 
     async def wait(self, parked: asyncio.Event) -> Booking:
-        """Return the next GPU that can be booked; try at each notice of a release."""
+        """Book a GPU; while all are taken, try again at each notification of a release."""
         freed = asyncio.Event()
 
         def notice(*_: Any) -> None:

@@ -14,13 +14,13 @@ from moorage.bench.placements import Booking, Nodes
 from moorage.lab.errors import CommandError
 
 WRITERS: Final = 3
-"""Maximum requests at a time: from four on, SQLite is locked and most are answered 503."""
+"""Maximum requests at a time: with four or more, SQLite is locked, and most get status 503."""
 TRIES_MAX: Final = 50
 BUSY_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 1.0
 """Seconds between two polls, as in Prefect's own client."""
 _CONNECTIONS: Final = httpx.Limits(max_keepalive_connections=0)
-"""Each request gets a connection: a server busy for five seconds closes idle connections."""
+"""Each request has a new connection, as the server may close idle ones while it is busy."""
 _LIMIT: Final = "gpus"
 _LIMITS: Final = "/v2/concurrency_limits"
 

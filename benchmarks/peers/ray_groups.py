@@ -1,7 +1,7 @@
 """The peer Ray: placement groups on eight raylets, which share the GPUs of the fleet.
 
-Its fleet is eight large nodes, since each takes a raylet of its own. A group has one bundle, and
-nothing runs in it.
+The fleet is eight large nodes, since each node needs its own raylet. A placement group has one
+bundle, and nothing runs in it.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from moorage.bench.placements import UNDER_WAY, Booking, Nodes
 
 RAYLETS: Final = 8
 GPUS_MAX: Final = 1_000
-"""Maximum GPUs of the fleet: with 6,212, the loop did not end in four minutes."""
+"""Maximum GPUs of the fleet: with all 6,212 GPUs, a run takes more than four minutes."""
 REFUSED_SECONDS: Final = 5.0
-"""Seconds after which a group without a place counts as refused: Ray would let it wait."""
+"""Seconds after which a placement group without GPUs counts as refused; in Ray, it would wait."""
 PARKED_SECONDS: Final = 0.2
 WAIT_SECONDS_MAX: Final = 60.0
 STORE_BYTES: Final = 80 << 20

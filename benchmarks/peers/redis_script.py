@@ -1,4 +1,4 @@
-"""The peer Redis with a Lua script: free GPUs, fencing numbers, expiry, and `BLMOVE` to wait."""
+"""The peer Redis with a Lua script, which books GPUs with fencing numbers; `BLMOVE` waits."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Runs a Redis that syncs each change, and a client with many concurrent commands."""
+"""Runs a Redis that syncs each change to disk, and a client with many concurrent commands."""
 
 import asyncio
 import contextlib
@@ -55,10 +55,10 @@ class RedisConnection(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
-    """Run a server with an append-only file that is synced before it answers.
+    """Run a Redis server that syncs its append-only file before each answer.
 
     Yields:
-        The server's process, connections for requests, and a last connection for waiting.
+        The server's process id, connections for requests, and one connection for waiting.
     """
     path, port = find_program("redis-server"), free_port()
     assert path is not None

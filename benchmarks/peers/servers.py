@@ -1,4 +1,4 @@
-"""Starts servers of peers: programs on loopback that end with the block that started them."""
+"""Starts the servers of peers on loopback; each ends with the `with` block that started it."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 async def program(
     command: Sequence[str], port: int | None, log: Path, variables: dict[str, str] | None = None
 ) -> AsyncIterator[int]:
-    """Run a server until the block ends; yield its process once its port, if given, answers."""
+    """Run a server until the block ends; yield its process id, once `port` (if any) answers."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: ASYNC220, S603  # It starts at once; our own arguments.
@@ -87,7 +87,7 @@ def find_program(name: str, *patterns: str) -> str | None:
 
 
 def version_of(path: str | None, *flags: str) -> str | None:
-    """Return the version that a program prints, or an empty text if it is missing."""
+    """Return the version that a program prints; None if there is no program or no version."""
     if path is None:
         return None
     done = subprocess.run(  # noqa: S603  # A program of a peer, with our own arguments.
@@ -98,7 +98,7 @@ def version_of(path: str | None, *flags: str) -> str | None:
 
 
 def library(*names: str) -> str | None:
-    """Return the version of the first of some Python packages, if all are installed."""
+    """Return the version of the first of some Python packages; None if one is not installed."""
     try:
         first, *_ = [importlib.metadata.version(name) for name in names]
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The interface and the description of a measured peer."""
+"""The classes that describe a peer and that book its GPUs."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,13 @@ class PeerSession(Protocol):
         """Return the processes of the peer's servers, whose CPU time counts."""
 
     async def place(self) -> Booking | None:
-        """Return a GPU that is booked and stored; None if all are taken."""
+        """Book a GPU, and return the stored booking; None if all GPUs are taken."""
 
     async def release(self, booking: Booking) -> None:
         """Release a GPU."""
 
     async def wait(self, parked: asyncio.Event) -> Booking:
-        """Return the next GPU that is released; set `parked` once this call waits for one."""
+        """Book the next GPU that is released; set `parked` once this call waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Peer:
 
     Args:
         name: Name on the command line.
-        group: Group of peers that runs together.
+        group: Group whose peers run one after the other, beside one run of Moorage.
         title: Title in the table.
         decides: What the peer decides, in words.
         stores: The data that survive a crash after the client has its answer.
         install: The command that installs what the peer needs.
-        version: Returns the version; empty if a program is missing.
+        version: Returns the version; None if a program is missing.
         run: Runs the peer with a fleet until the block ends.
         gpus_max: Maximum GPUs of the peer's fleet, if more would take too long.
     """
@@ -75,14 +75,14 @@ def devices(nodes: Nodes) -> list[tuple[str, str]]:
 
 
 class Probes:
-    """Draws random places among `count`, each at most once."""
+    """Draws random indices below `count`, each at most once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._random = random.Random(7)
 
     def __call__(self) -> Iterator[int]:
-        """Yield some of the first places, in random order."""
+        """Yield at most `TRIES` indices, in random order."""
         place = self._random.randrange(self._count)
         step = self._random.randrange(1, self._count)
         while math.gcd(step, self._count) != 1:
@@ -91,5 +91,5 @@ class Probes:
             yield (place + number * step) % self._count
 
     def shuffled(self, places: list[int]) -> list[int]:
-        """Return places in random order."""
+        """Return these indices in random order."""
         return self._random.sample(places, len(places))

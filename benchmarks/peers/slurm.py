@@ -21,9 +21,9 @@ from moorage.lab.errors import CommandError
 
 SLURMDS: Final = 8
 CPUS: Final = 1024
-"""CPUs of each node; a job takes one, and there are fewer GPUs."""
+"""CPUs of each node: more than its GPUs, so that CPUs never limit the jobs, which take one each."""
 REFUSED_SECONDS: Final = 3.0
-"""Seconds after which a request without a GPU counts as refused: Slurm would queue it."""
+"""Seconds after which a request without a GPU counts as refused; in Slurm, it would wait."""
 REFUSED_TRIES: Final = 10
 ALLOCATORS_MAX: Final = 16
 """Maximum `salloc` processes at a time; each takes 10 ms of a processor to start."""
@@ -69,7 +69,7 @@ class _Session:
                     return Booking(job)
                 if "queued and waiting" in line and not await self._starts(job):
                     return None
-        raise CommandError("salloc ended without a job")
+        raise CommandError("salloc ended before it had a GPU")
 
     async def release(self, booking: Booking) -> None:
         await self._run("scancel", str(booking.handle))
@@ -81,10 +81,10 @@ class _Session:
                     return Booking(job)
                 if "queued and waiting" in line:
                     parked.set()
-        raise CommandError("salloc ended without a job")
+        raise CommandError("salloc ended before it had a GPU")
 
     async def _starts(self, job: int) -> bool:
-        """Return whether a queued job starts soon; cancel it if not."""
+        """Return whether a queued job starts within `REFUSED_SECONDS`; cancel it if not."""
         for _ in range(REFUSED_TRIES):
             state = await self._run("squeue", "--noheader", "--format=%t", f"--job={job}")
             if state.strip() == "R":
@@ -104,7 +104,7 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def _ask(self) -> AsyncIterator[AsyncIterator[tuple[int, str]]]:
-        """Run `salloc` to its end, and yield its output, each line with its job."""
+        """Run `salloc` until it ends; yield the lines of its output, each with its job's number."""
         child = await asyncio.create_subprocess_exec(
             *("salloc", "--no-shell", "--nodes=1", "--ntasks=1", "--gres=gpu:1"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -124,7 +124,7 @@ async def _lines(output: asyncio.StreamReader) -> AsyncIterator[tuple[int, str]]
 
 
 def _configure(home: Path, ports: dict[str, int], port: int, gpus: int) -> None:
-    """Write a cluster whose nodes share the GPUs; a device is a link to /dev/null."""
+    """Write the configuration of Slurm's nodes; each GPU device is a link to /dev/null."""
     sizes = [gpus // SLURMDS + (number < gpus % SLURMDS) for number in range(SLURMDS)]
     for name in ("state", "spool", "dev"):
         (home / name).mkdir()

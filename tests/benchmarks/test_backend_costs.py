@@ -1,4 +1,4 @@
-"""Costs of the resource engine; repeated use leaves nothing behind."""
+"""Tests that warm resources cost less than cold ones, and that repeated use leaves nothing."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from benchmarks.warm_costs import warm_leases
 from moorage.backends.specs import ContainerResourceSpec, ProcessResourceSpec
 
 COLD_TO_WARM_MIN = 3
-"""Far below the tens that most machines reach, so that a busy machine passes."""
+"""Least ratio of cold to warm; most machines reach tens, but a busy machine must pass, too."""
 
 pytestmark = pytest.mark.heavy
 

@@ -82,7 +82,7 @@ def runs_of(*allocated, trace="t", rule="fgd"):
     ]
 
 
-def test_means_have_the_standard_errors_of_seeds_and_differences_are_paired():
+def test_means_and_differences_of_equal_seeds_have_standard_errors():
     runs = runs_of(90, 92) + runs_of(91, 93, rule="x") + runs_of(80, 84, trace="u")
     runs += runs_of(82, 86, trace="u", rule="x")
     rows = {(row["trace"], row["rule"]): row for row in churn_report.rows(runs)}
@@ -96,7 +96,7 @@ def test_means_have_the_standard_errors_of_seeds_and_differences_are_paired():
     assert alone["allocated_percent"] == [90, None]
 
 
-def test_the_table_is_plain_json_and_pictures_are_drawn(folder):
+def test_the_figures_are_plain_json_and_pictures_are_drawn(folder):
     steps = []
     for queued, name in ((False, "a.svg"), (True, "b.png")):
         job = ChurnJob(["fgd", "expected_fill"], [0.8], seeds=2, length=0.1, queued=queued,

@@ -25,7 +25,7 @@ def test_packing_reports_allocation_at_the_first_overload():
     assert packing.allocated_percent == 100.0
 
 
-def test_a_request_that_fits_nowhere_needs_no_decision():
+def test_a_request_that_fits_nowhere_causes_no_call_of_the_policy():
     packing = pack(FirstFit("", {}, {}), openb(NODES, 1), [WHOLE, WHOLE, WHOLE, HALF])
     assert (packing.granted, packing.declined, packing.decisions) == (2, 2, 2)
 

@@ -142,7 +142,7 @@ async def test_a_peer_that_fails_ends_its_run(run, why: str) -> None:
             await measure(peer, NODES)
 
 
-async def test_a_refusal_in_the_closed_loop_is_one_error() -> None:
+async def test_a_refusal_while_gpus_are_free_raises_one_error() -> None:
     with pytest.raises(CommandError, match="refused while GPUs are free"):
         await closed_loop(Shelf([], keeps=True).place, 100)
 
@@ -174,7 +174,9 @@ def test_the_page_of_peers_shows_the_stored_runs() -> None:
     assert report.page(text, report.read_stored()) == text
 
 
-def test_a_wide_table_is_printed_as_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_table_wider_than_the_terminal_is_printed_as_lists(
+    capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = Table(title="wide")
     for number in range(12):

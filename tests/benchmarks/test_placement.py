@@ -14,7 +14,7 @@ HEADER = "trace,policy,runs,allocated_percent_at_130_mean,allocated_percent_at_1
 
 @pytest.fixture
 def folder(tmp_path):
-    """A cluster of 40 GPUs, a trace that fills it exactly, and figures of which some agree."""
+    """A cluster of 40 GPUs, a trace that fills it, and published figures, some of them wrong."""
     rows = [f"n{number},64000,262144,4,T4" for number in range(10)]
     (tmp_path / "nodes.csv").write_text("\n".join(["sn,cpu_milli,memory_mib,gpu,model", *rows]))
     rows = [f"p{number:03},1000,1024,1,1000" for number in range(60)]

@@ -57,6 +57,6 @@ def test_an_order_that_exceeds_the_limit_loses_requests_at_random():
     assert len({pod.name for pod in order}) == 4
 
 
-def test_requests_without_gpus_are_not_inflated():
+def test_requests_without_gpus_are_not_repeated_to_reach_a_demand():
     pods = [TracePod("p", 1000, 1024, 0, 0, ())]
     assert read_published_order(pods, NODES, 4000, arrive=1.5, seed=42)[0] == pods

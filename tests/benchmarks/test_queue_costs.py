@@ -13,7 +13,7 @@ RATIO_MAX = 10
 pytestmark = pytest.mark.heavy
 
 
-def test_a_queue_of_thousands_costs_little_more_than_one_of_ten() -> None:
+def test_a_queue_of_thousands_costs_little_more_than_a_queue_of_ten() -> None:
     few, many = (queue_costs._Queue(queue_costs.NODES, n) for n in (WAITERS_FEW, WAITERS_MANY))
     for event, times in (("release", 5), ("wait", 9), ("lose", 9)):
         base, grown = (queue_costs._seconds(getattr(each, event), times) for each in (few, many))
@@ -27,7 +27,7 @@ def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> N
     assert grown / base <= RATIO_MAX
 
 
-def test_requests_above_the_bound_are_granted_or_refused_as_busy() -> None:
+def test_an_overloaded_server_grants_requests_or_refuses_them_as_busy() -> None:
     figures = overload()
     print(figures)
     assert figures["overload_grants_to_peak"] > 0.25, "usually 0.8 while other tests run"

@@ -25,11 +25,11 @@ def waits(order, *, backfill, jobs=JOBS):
     return [played.waits[number] for number in range(len(jobs))]
 
 
-def test_a_strict_queue_lets_no_job_pass_the_head():
+def test_a_strict_queue_lets_no_job_overtake_the_first_job():
     assert waits("first_come", backfill=False) == [0, 99, 198, 197]
 
 
-def test_backfilled_jobs_pass_the_head_without_delaying_it():
+def test_backfilled_jobs_overtake_the_first_job_without_delaying_it():
     first, head, *rest = waits("first_come", backfill=True)
     assert (first, head) == (0, 99)
     assert sum(rest) <= 198 + 197
@@ -61,7 +61,7 @@ def test_a_small_job_that_gives_way_after_an_hour_loses_its_work():
 
 
 def test_durations_of_similar_jobs_predict_better_than_deadlines():
-    """Jobs of ten minutes run one at a time; users request an hour. Eight jobs wait before each."""
+    """Jobs of ten minutes, each requested for an hour, run one at a time; eight wait at a time."""
     jobs = [Job(max(n / 10, 600 * (n - 8)), 600, 8, "a") for n in range(60)]
     found = calibrate(jobs, 1, "best_fit")
     assert found["compared"] > 20

@@ -164,7 +164,7 @@ def test_each_documented_operator_matches_as_documented(variable, operator, valu
         ("NOT", [True], False),
     ],
 )
-def test_the_operators_and_and_or_combine_conditions(logic, truths, holds):
+def test_logical_operators_combine_conditions(logic, truths, holds):
     parts = [simple("id", "==", "c1" if truth else "c2") for truth in truths]
     query = {"logicalOperator": logic, "conditions": parts}
     assert evaluate(parse_condition(query), CLUSTER) is holds
@@ -200,7 +200,7 @@ METRICS = {
         ("sum", "nodes.id", 0),
     ],
 )
-def test_aggregate_conditions_fold_lists(how, target, result):
+def test_aggregate_conditions_count_and_sum_values_of_lists(how, target, result):
     query = {"aggOperator": how, "target": target, "operator": "==", "value": result}
     assert evaluate(parse_condition(query), METRICS)
     assert evaluate(parse_condition({**query, "value": str(result)}), METRICS)

@@ -165,7 +165,7 @@ def test_the_queries_of_the_test_are_valid_before_they_are_changed():
 
 
 @pytest.mark.parametrize(("body", "place"), MUTANTS, ids=[place for _, place in MUTANTS])
-def test_a_changed_query_is_refused_at_its_place(body, place):
+def test_a_changed_query_is_refused_at_the_place_of_the_change(body, place):
     assert refusal(parse_filter, body).path == place
 
 
@@ -205,7 +205,7 @@ def test_a_changed_query_is_refused_at_its_place(body, place):
         ),
     ],
 )
-def test_a_malformed_filter_is_refused_at_its_place(body, place):
+def test_a_malformed_filter_is_refused_at_the_place_of_the_fault(body, place):
     assert refusal(parse_filter, body).path == place
 
 
@@ -241,7 +241,7 @@ ANY_BLOCK = {"matchType": "block", "filter": {}}
         ({"matchType": "exact", POLICY: {"parameters": {"filterRule": ANY_BLOCK}}}, "matchType"),
     ],
 )
-def test_a_malformed_search_is_refused_at_its_place(body, place):
+def test_a_malformed_search_is_refused_at_the_place_of_the_fault(body, place):
     assert refusal(parse_search, body).path == place
 
 
@@ -268,7 +268,7 @@ def test_a_malformed_search_is_refused_at_its_place(body, place):
     ],
 )
 @pytest.mark.parametrize("values", [False, True])
-def test_malformed_parameters_are_refused_at_their_place(parameters, place, values):
+def test_malformed_parameters_are_refused_at_the_place_of_the_fault(parameters, place, values):
     rule = {"parameters": {"like": "c1", **parameters}}
     body = {"matchType": "cluster", POLICY: {"values": rule} if values else rule}
     at = f"search.{POLICY}.{'values.' * values}parameters.{place}"

@@ -58,7 +58,7 @@ def test_many_numbers_at_a_path_are_compared_by_their_mean():
     assert dict(nearest(documents, {"n": 2}, {"n": 1})) == {"x": 0.0, "y": 0.0, "z": 1.0}
 
 
-def test_without_a_common_value_the_distance_is_zero():
+def test_without_paths_to_compare_every_distance_is_zero():
     assert nearest(CLUSTERS, {}) == [(each, 0.0) for each in "abcd"]
     assert nearest({}, {"memory": 1}) == []
     assert nearest(CLUSTERS, "a", {"tags": 0.0}) == [(each, 0.0) for each in "bcd"]

@@ -13,7 +13,7 @@ from moorage.resources.caretaker import BEGUN, NOTHING
 @pytest.mark.heavy
 @pytest.mark.ray
 def test_an_idle_caretaker_connects_to_no_cluster(tmp_path: Path):
-    """The caretaker would try for minutes, each time with a driver that waits for Ray."""
+    """No Ray runs at the address, so a caretaker that connects would exceed the time limit."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     root = tmp_path / "root"
     root.mkdir()

@@ -1,6 +1,6 @@
 """`ResourceEngine` on every backend, configured only by environment variables.
 
-A `Place` provides the name of a backend, specs, and a count of what is actually there.
+A `Place` has the name of a backend, specs, and a function that counts what the backend still runs.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ SLEEPS = ["sh", "-c", "echo begun; exec sleep 1000"]
 
 @dataclass
 class Place:
-    """A backend with its environment variables."""
+    """A backend, the specs that tests start there, and what the backend can do."""
 
     name: str
     spec: Callable[..., BaseResourceSpec]

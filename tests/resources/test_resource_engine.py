@@ -1,4 +1,4 @@
-"""Tests of the resource engine by its documents and by the reference implementation."""
+"""Tests that the resource engine behaves as its documents say, under races and failures, too."""
 
 import asyncio
 import gc
@@ -426,7 +426,7 @@ async def test_a_dead_free_resource_is_not_reused(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_a_caller_waits_for_the_answer_of_a_free_resource_only_as_long_as_it_allows(engine):
+async def test_a_free_resource_that_does_not_answer_within_the_timeout_is_replaced(engine):
     silent = await engine.acquire("a", ALONE)
     await engine.release("a")
     silent.get_status = asyncio.Event().wait
@@ -479,7 +479,7 @@ async def test_close_fails_waiters_and_the_backend_can_be_used_again(engine, wor
     await engine.acquire("a", ALONE)
 
 
-async def test_close_reports_resources_that_cannot_be_ended_and_retries(engine, workshop):
+async def test_close_reports_resources_that_cannot_be_ended_and_can_be_repeated(engine, workshop):
     await engine.acquire("a", Spec())
     workshop.end_errors = [RuntimeError("it bites")]
     with pytest.raises(BackendError, match=r"did not end \(1\): a of thing:default.* it bites"):
@@ -498,7 +498,7 @@ async def test_a_resource_that_cannot_be_ended_keeps_its_slot(engine, workshop):
         await engine.acquire("b", ALONE, wait_timeout=0.01)
 
 
-async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
+async def test_threads_with_their_own_event_loops_share_a_backend(workshop):
     engine = ResourceEngine({"local": workshop})
     spec = Spec(max_global_num=2)
     most = [0]
@@ -670,7 +670,7 @@ async def test_a_custom_category_uses_its_registered_runner(engine, workshop):
 
 
 @pytest.mark.parametrize("category", ["python_env", "scienceworld", "alfworld", "webshop"])
-def test_a_named_environment_is_a_container_for_backends(category):
+def test_the_spec_of_an_environment_becomes_a_container_spec_for_backends(category):
     spec = ContainerResourceSpec(category=category, image="python:3")
     assert plain(spec) == ContainerResourceSpec(image="python:3")
     assert pool_key(spec, "local").startswith(f"{category}:python:3|local|")

@@ -402,7 +402,7 @@ def test_the_error_names_a_missing_extra(tmp_path, call, without, extra):
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_vllm_starts_with_this_interpreter_or_a_named_one():
+def test_vllm_runs_with_the_python_of_the_spec_or_with_the_running_python():
     def program(**fields: str) -> str:
         spec = VLLMModelResourceSpec(model_name_or_path="m", **fields)
         return spec.service().command[0]

@@ -1,6 +1,7 @@
 """A Ray of five raylets on this machine: a head, and four hosts that declare devices.
 
-The four hosts are two TPU slices of two, and have two GPUs each, in two racks.
+Hosts 0 and 1 are a TPU slice in one rack; hosts 2 and 3 are another slice in another rack. Each
+host has two GPUs.
 """
 
 import contextlib
@@ -103,13 +104,13 @@ class World(RayCluster):
         }
 
     def is_clean(self) -> None:
-        """Fail unless all leftovers disappear within a while, since Ray ends processes slowly."""
+        """Wait until all leftovers are gone, as Ray ends processes slowly; fail after a while."""
         until(lambda: not any(self.left().values()))
 
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, ray_clusters: None) -> Iterator[World]:
-    """The Ray cluster of these files; Ray sends functions of this file by value."""
+    """The Ray cluster, to which functions of the test files are sent by value."""
     ray.cloudpickle.register_pickle_by_value(request.module)
     with pytest.MonkeyPatch.context() as patch:
         for name in [each for each in os.environ if each.startswith(("EFORMER_", "TPU_"))]:
@@ -121,7 +122,7 @@ def world(request: pytest.FixtureRequest, ray_clusters: None) -> Iterator[World]
 
 @pytest.fixture
 def ready(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
-    """The cluster with all hosts, or without those of a parameter; no leftovers are allowed."""
+    """The cluster with all hosts, or without the hosts in a parameter; checks for leftovers."""
     world.mend(*getattr(request, "param", ()))
     yield world
     world.is_clean()

@@ -129,7 +129,7 @@ def test_a_job_runs_on_two_slices(monkeypatch, ready):
     }
 
 
-def test_a_gang_runs_on_two_racks():
+def test_a_job_runs_on_two_gpu_slices_one_in_each_rack():
     config = GpuAcceleratorConfig(2, worker_count=2, pod_count=2, slice_label="rack")
     results = RayExecutor.execute_multislice(read_environment, config).result
     assert [each["TPU_SLICE_NAME"] for each in results] == ["rack-a", "rack-a", "rack-b", "rack-b"]
@@ -356,7 +356,7 @@ def test_methods_of_a_warm_class_run_on_each_host():
         device_remote(accelerator_config=TPUS)(7)
 
 
-def test_a_remote_function_of_ray_may_be_warm():
+def test_device_remote_can_decorate_a_remote_function_of_ray():
     @device_remote(accelerator_config=GPU_HOST)
     @ray.remote
     def plain():
@@ -368,6 +368,6 @@ def test_a_remote_function_of_ray_may_be_warm():
         plain.close()
 
 
-def test_decorators_for_slices_have_newer_names():
+def test_decorators_for_slices_have_an_old_and_a_new_name():
     assert autoscale_execute is execute_multislice
     assert autoscale_execute_resumable is execute_multislice_resumable

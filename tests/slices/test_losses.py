@@ -53,7 +53,7 @@ def stays(folder):
 
 
 def at_work(folder):
-    """Wait until both hosts of a slice work, and return its name."""
+    """Wait until both hosts of a slice work, and return the slice's name."""
     until(lambda: len([*folder.glob("*/*")]) == 2)
     (name,) = {each.parent.name for each in folder.glob("*/*")}
     return name
@@ -85,10 +85,10 @@ def test_a_resumable_job_continues_after_a_raylet_was_killed(ready, settings, tm
     assert job.result(120) == [[(other, "0"), (other, "1")]]
 
 
-def test_a_host_whose_task_fails_because_another_host_is_lost_counts_as_lost(
+def test_a_job_whose_task_fails_because_another_host_is_lost_counts_as_preempted(
     ready, settings, tmp_path, beside
 ):
-    """A collective operation fails in this way, long before Ray notices the lost node."""
+    """A collective operation fails at the loss of any host, long before Ray notices the loss."""
 
     def collective(folder):
         if os.environ["TPU_HOST_ID"] == "1":
@@ -106,7 +106,7 @@ def test_a_host_whose_task_fails_because_another_host_is_lost_counts_as_lost(
     assert isinstance(status, JobPreempted), status
 
 
-def test_a_lost_slice_is_replaced_by_a_slice_with_its_slot_number(make_pool, ready):
+def test_the_replacement_of_a_lost_slice_gets_the_same_number(make_pool, ready):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
@@ -119,7 +119,7 @@ def test_a_lost_slice_is_replaced_by_a_slice_with_its_slot_number(make_pool, rea
     assert names(pool) == ["tpu-a", "tpu-b"]
 
 
-def test_a_rack_that_lost_a_host_is_replaced_by_another(make_pool, ready):
+def test_a_rack_that_lost_a_host_is_replaced_by_another_rack(make_pool, ready):
     pool = make_pool(shape=RACKS)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
@@ -189,7 +189,7 @@ def test_a_host_about_to_be_preempted_gets_no_task(make_pool, ready, settings):
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
-def test_a_slice_about_to_be_preempted_does_not_count(make_pool, ready):
+def test_a_slice_about_to_be_preempted_does_not_count_as_available(make_pool, ready):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1].actor
@@ -205,7 +205,9 @@ def test_a_slice_about_to_be_preempted_does_not_count(make_pool, ready):
     assert names(pool) == ["tpu-a", "tpu-b"]
 
 
-def test_a_smaller_size_is_tried_once_a_preempted_slice_is_gone(make_pool, ready, settings, beside):
+def test_a_smaller_size_is_tried_after_a_preempted_slice_is_gone(
+    make_pool, ready, settings, beside
+):
     pool = make_pool(TYPE, settings=replace(settings, scale_add_seconds_max=1000))
     ready.metadata[2].preempted = True
     scaled = beside(pool.scale_multislice, [1, 2])

@@ -1,4 +1,4 @@
-"""The examples in the README of slices run on a real Ray, and it has each public name."""
+"""The examples in the README of slices run on a real Ray, and the README has each public name."""
 
 import doctest
 import re

@@ -75,7 +75,7 @@ def test_a_task_ended_by_ray_is_not_an_error_of_the_user():
 
 
 class Foreign(pickle.Unpickler):
-    """A reader of pickled reports that has no `moorage`, like another node."""
+    """An unpickler that cannot import `moorage`, as on a node that lacks the package."""
 
     def find_class(self, module, name):
         assert not module.startswith("moorage")

@@ -178,7 +178,7 @@ def test_a_time_limit_of_a_call_ends_the_tasks_on_all_hosts(make_pool, tmp_path,
             ray.get(ref, timeout=60)
 
 
-def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
+def test_a_new_task_on_a_host_cancels_the_previous_task(make_pool, tmp_path):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
     refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # The task's work.
@@ -224,7 +224,7 @@ def test_a_pool_that_can_never_fit_fails_at_once(make_pool, settings):
         make_pool("v9-512", settings=patient).scale_multislice(1, timeout=600)
 
 
-def test_a_smaller_size_is_tried_after_its_share_of_the_time(make_pool):
+def test_a_smaller_size_is_tried_after_the_larger_size_has_had_its_time(make_pool):
     other = make_pool(TYPE)
     other.scale_multislice(1)
     pool = make_pool(TYPE)

@@ -156,7 +156,7 @@ def test_without_the_metadata_server_a_host_does_not_count_as_preempted(monkeypa
 
 
 def test_only_processes_that_hold_the_device_are_killed():
-    """This machine has no /dev/vfio, so no process is killed, not even one that names it."""
+    """This machine has no /dev/vfio, so a process with that name in its arguments is not killed."""
     with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
         if not Path("/dev/vfio").exists():
             assert release_devices() == []
@@ -179,7 +179,7 @@ def test_only_processes_that_hold_the_device_are_killed():
         ("v4-", 4, 0),
     ],
 )
-def test_a_slice_knows_the_number_of_its_hosts(name, chips, hosts):
+def test_the_number_of_hosts_follows_from_the_type_of_a_tpu_slice(name, chips, hosts):
     assert TpuSlices(name).hosts_expected(chips) == hosts
 
 

@@ -33,7 +33,7 @@ MEMBER = st.fixed_dictionaries(
 
 
 class Pool(RuleBasedStateMachine):
-    """Checkouts and checkins of all kinds, compared with a very simple model."""
+    """Random checkouts and checkins of all kinds, compared with a simple model of the pool."""
 
     allocations = Bundle("allocations")
 

@@ -76,7 +76,7 @@ def test_an_outcome_that_is_false_requires_a_reason():
         Outcome(False)
 
 
-def test_a_transaction_has_an_inventory_and_changes_of_type_and_id_and_slots():
+def test_a_transaction_records_type_and_id_and_slots_of_each_change():
     inventory = Inventory({"gpus": [{"id": "a", "slots": 2}]})
     transaction = AllocationTransaction(inventory)
     assert transaction.inventory is inventory
@@ -101,7 +101,7 @@ def test_a_pool_represents_the_resources_of_the_computer():
 
 
 def test_the_specification_of_a_pool_may_have_the_layout_of_ctest():
-    """For example, the specification of a machine with 4 GPUs comes from `CTEST`."""
+    """The text `CTEST` describes a machine with 4 GPUs in this layout."""
     pool = ResourcePool(yaml.safe_load(CTEST))
     assert pool.resources == {"gpus": POOL["resources"]["gpus"]}
 

@@ -74,7 +74,7 @@ def test_the_hooks_of_a_pool_get_the_configuration_and_the_description():
 
 @dataclass
 class Config:
-    """A configuration with attributes, like canary's."""
+    """A configuration with attributes, as the program canary has it."""
 
     gpu_ids: list[str] | None = None
     resource_pool: dict | None = None

@@ -1,4 +1,4 @@
-"""A matching serves all holders if that is possible, and never uses a taken device."""
+"""A matching gives each request a different candidate if that is possible."""
 
 from itertools import permutations
 
@@ -28,7 +28,7 @@ def test_matching_succeeds_exactly_if_an_assignment_exists(choices, wishes):
 
 @pytest.mark.parametrize("length", [2, 3, 500])
 def test_all_assignments_may_move_so_that_the_last_request_fits(length):
-    """Each holder could take the next one's device, and only the first has another choice."""
+    """Each request but the last accepts two candidates; the last request accepts only "0"."""
     choices = {n: [str(n), str(n + 1)] for n in range(length)} | {length: ["0"]}
     assert matched(range(length + 1), choices.__getitem__) == [
         *(str(n + 1) for n in range(length)),

@@ -76,7 +76,7 @@ def test_the_largest_request_is_placed_first_on_the_node_with_most_room():
     assert nodes_of(taken) == ["b", "a"], "in the order of the request"
 
 
-def test_a_plain_request_is_for_one_node_or_the_named_number_of_nodes():
+def test_a_flat_request_is_for_one_node_or_the_requested_number_of_nodes():
     pool = pool_of(a=4, b=4)
     assert len(nodes_of(pool.checkout([{"type": "gpus"}] * 2))) == 1
     taken = pool.checkout([{"type": "nodes", "slots": 2}, {"type": "gpus"}, {"type": "gpus"}])
@@ -349,7 +349,7 @@ def test_a_node_pool_gives_no_slot_twice_and_gets_all_slots_back(sizes, requests
 
 
 class TestLikeCanarys:
-    """Tests of the parts of canary's node pool that this pool has, too."""
+    """Tests of the interface that this pool shares with the node pool of the program canary."""
 
     @pytest.fixture
     def pool(self):
@@ -469,7 +469,7 @@ class TestLikeCanarys:
         assert taken["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 2}]
 
 
-def test_a_checkin_of_an_unknown_node_names_the_node():
+def test_the_error_for_a_checkin_of_an_unknown_node_names_the_node():
     pool = pool_of(a=2)
     before = pool.getstate()
     for more, said in (({}, "missing node in gpus"), ({"node": "z"}, "unknown node 'z' in gpus")):

@@ -1,4 +1,4 @@
-"""Tests that the flat pool lacks known defects of the original, and follows our decisions."""
+"""Tests that the flat pool behaves as documented, without known defects of canary's pool."""
 
 import copy
 import datetime as dt
@@ -68,7 +68,7 @@ def test_a_dumped_pool_can_be_filled_again():
 
 
 class TestAccommodates:
-    """S2 and S7: `accommodates` agrees with checkout of the free pool, with clear reasons."""
+    """`accommodates` agrees with `checkout` on a free pool, and gives clear reasons."""
 
     def test_accommodates_counts_checked_out_slots_as_available(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": n, "slots": 2} for n in (0, 1)]}})
@@ -113,7 +113,7 @@ class TestRefusals:
             assert issubclass(error, ValueError)
 
     def test_the_error_for_missing_slots_names_type_and_requested_and_available_slots(self):
-        """The error has details, which the original lacks (defect S6)."""
+        """The error of canary's pool lacks these details."""
         pool = ResourcePool({"gpus": 2})
         pool.checkout(of(gpus=1))
         with pytest.raises(ResourceUnavailable) as caught:
@@ -146,7 +146,7 @@ class TestRefusals:
 
 
 class TestCheckin:
-    """S3: a checkin is atomic, works once, and only for slots of this pool."""
+    """A checkin is atomic, works once, and only for slots of this pool."""
 
     def test_a_second_checkin_is_refused_despite_an_equal_allocation(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 2}]}})
@@ -219,7 +219,7 @@ class TestCheckin:
 
 
 class TestStale:
-    """S4, S9: cleared pools keep no slots, and reading changes nothing."""
+    """A cleared pool has no slots, and reading changes nothing."""
 
     def test_a_cleared_pool_has_no_slots_and_no_checkouts(self):
         pool = ResourcePool({"cpus": 2})
@@ -251,7 +251,7 @@ class TestStale:
         with pytest.raises(InvalidSpecification, match=r"nodes\.count: expected a number"):
             pool.count("nodes")
 
-    def test_views_of_the_pool_are_copies(self):
+    def test_changes_of_a_returned_state_do_not_change_the_pool(self):
         pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})
         state = pool.getstate()
         state["additional_properties"]["a"].append(2)

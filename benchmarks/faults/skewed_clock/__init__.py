@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH that shifts the calendar of servers."""
+"""A folder for PYTHONPATH whose `sitecustomize` shifts the calendar clock of servers."""

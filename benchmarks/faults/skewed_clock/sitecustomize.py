@@ -1,6 +1,6 @@
-"""Shifts the calendar of a Python process by the seconds in a file; Python imports this at start.
+"""Shifts the calendar clock of a Python process, which imports this at its start.
 
-The monotonic clock stays as it is, as where an administrator or NTP sets the calendar.
+A file has the shift in seconds. The monotonic clock is not shifted, as if NTP had set the clock.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""The program that `moorage pool serve` executes; its only argument is its job, as JSON.
+"""The program that `moorage pool serve` executes; its only argument is a JSON object of options.
 
 The program prints one line of JSON once it is ready for requests, and exits with 2 if it never is.
 """
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _serve(job: JsonObject) -> None:
     if not 0 < job["ttl"] <= TTL_SECONDS_MAX:
-        raise ValueError(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
+        raise ValueError(f"--ttl: expected a number above 0, up to {TTL_SECONDS_MAX:.0f} seconds")
     config = job["config"]
     if job["file"]:
         config["resource_pool"] = read_specification(

@@ -1,16 +1,16 @@
-"""The HTTP endpoints of a served slot pool: the documented ones, and two more.
+"""The HTTP endpoints of a served slot pool: the documented ones, `/renew` and `/state`.
 
     GET  /types         {"types"}
     POST /count         a type: {"count"}
     POST /accommodates  a request, or {"request"}: {"ok", "reason"}
     POST /checkout      a request, or {"request", "pid", "ttl_seconds"}:
-                        {"resources", "transaction", "expires_at"}; 404: not now
+                        {"resources", "transaction", "expires_at"}; 404: too few are free
     POST /checkin       resources, or {"transaction"}: {"ok"}
     POST /renew         {"transaction", "ttl_seconds"}: {"transaction", "expires_at"}
     GET  /state         what is free, all that there is, who holds what
 
 A failure is `{"error", "message"}`; `error` is the name of an exception of `moorage.slots`, or
-`Busy`, or `Forbidden` for a page that a browser shows.
+`Busy`, or `Forbidden` for a request of a web page.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -166,8 +166,8 @@ def _route(path: str, answer: Callable[[JsonValue], JsonObject], method: str = "
 async def _body(request: Request) -> JsonValue:
     """Return the JSON of a request.
 
-    Other content types are refused: a web page in a local browser could send them without
-    permission.
+    Other content types are refused, since any web page can make a browser send them to a local
+    port.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

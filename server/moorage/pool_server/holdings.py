@@ -100,8 +100,8 @@ class Holdings:
         """Check out slots for a process, for a time, or both.
 
         Raises:
-            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has
-                this id.
+            SlotsError: The errors of `ResourcePool.checkout`; or no process of this machine has the
+                id `pid`.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:
@@ -122,7 +122,7 @@ class Holdings:
         return holding
 
     def checkin(self, transaction: str | None, resources: JsonMapping | None) -> None:
-        """End the named checkout, or the oldest checkout of exactly these slots.
+        """End the checkout of a transaction, or without one a checkout of exactly these slots.
 
         Raises:
             InvalidCheckin: There is no such checkout.
@@ -133,14 +133,14 @@ class Holdings:
         """Extend a checkout to some seconds from now.
 
         Raises:
-            InvalidCheckin: There is no such checkout (any more).
+            InvalidCheckin: No checkout has this transaction; it may have ended.
         """
         holding = self._find(transaction, None)
         self._expire_in(holding, ttl_seconds)
         return holding
 
     def close(self) -> None:
-        """Stop watching the processes that hold slots; they stay held until the pool is gone."""
+        """Stop watching processes and times; no slots are taken back from now on."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()

@@ -1,7 +1,7 @@
 """Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
-`moorage pool serve` runs this module. Only the user who made the socket's file may use it. A lock
-file beside the socket stops a second server at the same address, so no slot is checked out twice.
+`moorage pool serve` runs this module. Only the user who runs the server may use its Unix socket. A
+lock file beside the socket stops a second server at the same path, so no slot is checked out twice.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TTL_SECONDS: Final = 86_400.0
 DRAIN_SECONDS: Final = 5
 """Maximum seconds that open requests may continue after the stop signal."""
 CONNECTIONS_MAX: Final = 1024
-"""At most this many open connections; requests on further ones are answered 503."""
+"""Maximum open connections; a request over a further connection is answered 503."""
 BACKLOG: Final = 1024
 
 
@@ -143,7 +143,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
     try:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "expected a file of this user; remove it", str(lock))
+            raise OSError(errno.EPERM, "the lock is not a file of this user; remove it", str(lock))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

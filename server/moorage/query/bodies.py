@@ -30,13 +30,13 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
     "policyFunction": (),
     "policyGraph": (),
 }
-"""By searched kind: the other kinds that a filter may search first, in this order."""
+"""For each kind of documents: the other kinds that a filter may search first, in this order."""
 
 SEARCHED: Final[tuple[MatchType, ...]] = ("cluster", "block", "policy")
 """Kinds of documents that a server stores; errors list them."""
 
 NO_POLICY: Final = "default"
-"""The URI in existing bodies that name no policy."""
+"""A `policyRuleURI` that stands for no policy, so that the built-in ranking is used."""
 _RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode", "policyCodePath")
 
 
@@ -47,8 +47,8 @@ class Filter:
     Args:
         match_type: The kind of documents to search.
         condition: The condition on these documents.
-        companions: Conditions on other documents, by their kind, in the order to ask them; the
-            documents that they find limit the answer (`restrict`). Without a hit, nothing is found.
+        companions: Conditions on other documents, by their kind, in the order of their search. The
+            documents found there limit the answer (`restrict`); without any, the answer is empty.
     """
 
     match_type: MatchType
@@ -86,7 +86,7 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
 
     Args:
         body: `{"matchType", "filter": {"<type>Query": …}}`, or that within `{"header", "body":
-            {"values": …}}`. Without a `matchType`, the names of the queries decide.
+            {"values": …}}`. Without a `matchType`, the names of the queries decide the kind.
         at: The place of the body, with which the paths in errors start.
 
     Raises:
@@ -100,10 +100,10 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     """Parse the body of a similarity search.
 
     Args:
-        body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`, the
-            rule's keys also under `values`, the whole also in an envelope. Parameters that mean
-            something here: `filterRule` and `return`; without a `policyRuleURI` also `like` and
-            `weights`.
+        body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`. The
+            keys of the rule may be under `values`, and the body may be in an envelope. This
+            function reads the parameters `filterRule` and `return`, and without a `policyRuleURI`
+            also `like` and `weights`.
         at: The place of the body, with which the paths in errors start.
 
     Raises:

@@ -1,9 +1,10 @@
 """The values of an index's documents at one path, in arrays, for `index` and `ranking`.
 
-A column answers a leaf for all rows at once. A column stores the smallest and the largest number of
-a row, which suffice for `<` and `>`. A column also stores each distinct number and text as a cell
-(row, value), for equality and patterns. Rows with values that arrays cannot store exactly (integers
-beyond 2**53, objects, lists within lists) are marked; for them the index reads the document.
+A row has the values of one document; a leaf is a condition on one path. A column checks a leaf for
+all rows at once. It stores the smallest and the largest number of each row for `<` and `>`, and
+each distinct number and text of a row for equality and patterns. Rows with values that arrays
+cannot store exactly (integers beyond 2**53, objects, lists within lists) are marked; for them, the
+index reads the document.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,10 +35,10 @@ _MARKS: Final[dict[Hashable, int]] = {Mark.NULL: 0, Mark.TRUE: 1, Mark.FALSE: 2}
 
 
 class Cells:
-    """The values of rows, any number per row, in two arrays.
+    """The values of rows in two arrays; a row may have any number of values.
 
     Args:
-        rows: The largest number of rows.
+        rows: The largest number of rows, until `grow`.
         hole: Marks a removed value; no value equals it.
     """
 
@@ -54,7 +55,7 @@ class Cells:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values in one array; removed ones leave holes."""
+        """All values in one array, with `hole` in place of removed values."""
         return self._values[: self._used]
 
     @property
@@ -117,7 +118,7 @@ class Column:
     """The values of documents at one path.
 
     Args:
-        rows: The largest number of rows.
+        rows: The largest number of rows, until `grow`.
     """
 
     def __init__(self, rows: int) -> None:
@@ -138,7 +139,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        """The number of cells that the column uses."""
+        """The number of values for which the column has memory."""
         return len(self.numbers) + len(self.codes) + len(self.present)
 
     def grow(self, rows: int) -> None:
@@ -273,7 +274,7 @@ class Column:
         return self._vocabulary
 
     def common(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return per row how many of these texts it has, and how many texts it has in total."""
+        """Return how many of these texts each row has, and how many texts each row has in total."""
         values, rows = self.codes.values, self.codes.rows
         wanted = np.zeros(len(self._uses) + 1, np.bool_)
         wanted[[self._codes[text] for text in texts if text in self._codes]] = True
@@ -284,7 +285,7 @@ class Column:
 
 @dataclass(slots=True)
 class _Held:
-    """The values of one row, by the columns' arrays."""
+    """The values of one row, split by the array of a column that stores them."""
 
     present: bool
     numbers: AbstractSet[float] = frozenset()
@@ -294,7 +295,7 @@ class _Held:
 
 
 def _split_array(found: Sequence[JsonValue]) -> _Held:
-    """Split the values of a document by the array of a column that stores them."""
+    """Split the values of a document for the arrays of a column."""
     values = spread(found) if any(isinstance(value, list) for value in found) else found
     kinds = set(map(type, values))
     # Most rows hold values of one kind, and only those are a set at once: to Python, True is 1.
@@ -324,7 +325,7 @@ class _Vocabulary:
     """Sorted texts, also joined into one long text; a change makes a new vocabulary.
 
     Args:
-        codes: The code of each text.
+        codes: The number by which the column refers to each text.
     """
 
     def __init__(self, codes: Mapping[str, int]) -> None:

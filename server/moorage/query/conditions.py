@@ -1,8 +1,8 @@
 """Conditions: the tree that `parse` makes from a query, for all other modules.
 
-A leaf tests the values that a source finds in a document and holds if any of them passes. The
-negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if no value
-passes.
+A source (a path or an aggregate) finds values in a document. A leaf of the tree tests these values,
+and holds if any value passes. The negations (`!=`, `$nin`, `$nor`, …) are `Not` around a leaf, as
+in Mongo: they hold if no value passes.
 """
 
 from collections.abc import Iterable
@@ -125,7 +125,7 @@ def text_at(condition: Condition, path: str) -> str:
 def restrict(condition: Condition, path: str, values: Iterable[str]) -> Condition:
     """Return a condition that also requires one of `values` at `path`.
 
-    So the answer of a companion query enters the main query: the `clusterId` of the metrics
-    documents found become `id IN […]` of the cluster query.
+    The daemon thus adds the result of a companion search to the main query: the `clusterId` of the
+    metrics documents that were found become `id IN […]` in the cluster query.
     """
     return AllOf((Among(Path(path), tuple(values)), condition))

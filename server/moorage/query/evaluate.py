@@ -1,7 +1,7 @@
 """Evaluates a condition on a document; the index must give the same results.
 
-`predicate` compiles a condition to closures, once; the index calls it for what its columns cannot
-hold, and callers with a document or two call `evaluate`.
+`predicate` compiles a condition to closures, once. The index calls it for documents whose values
+its columns cannot store. Callers with one or two documents call `evaluate`.
 """
 
 import operator

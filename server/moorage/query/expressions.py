@@ -4,9 +4,9 @@ The language: characters, `.`, `[a-z]`, `[^…]`, `\d \w \s` and their capitals,
 `$`, and `* + ? {m} {m,} {m,n}`, lazy or not, which makes no difference to whether it matches.
 Look-around, back references and flags within the pattern are refused. `parse` calls `expression`.
 
-A pattern becomes a tree, the tree a machine with free moves, and the machine a deterministic table
-by the subset construction. The construction can grow exponentially, so its steps are counted and
-refused above `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
+A pattern becomes a tree, the tree a non-deterministic automaton, and the automaton a deterministic
+table, by the subset construction. Its steps can grow exponentially, so a pattern that needs more
+than `EXPRESSION_WORK_MAX` steps is refused. A match then reads each character of a text once.
 """
 
 from collections.abc import Iterable
@@ -406,7 +406,7 @@ def _determine(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...]
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
-    """Return the first character of each class, and the classes on which each state moves."""
+    """Return where each class of characters begins, and on which classes each state moves."""
     ranges = [move[0] if move else () for move in machine.moves]
     edges = {edge for each in ranges for low, high in each for edge in (low, high + 1)}
     starts = sorted((edges | {0}) - {_LAST_CODE_POINT + 1})
@@ -421,7 +421,7 @@ def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
 def _reach(
     machine: _Machine, states: frozenset[int], members: list[list[int]], classes: int
 ) -> list[set[int]]:
-    """Return, for each class of characters, the states after one character."""
+    """Return the states that a character leads to from `states`, for each class of characters."""
     reached: list[set[int]] = [set() for _ in range(classes)]
     machine.spend(classes)
     for state in states:

@@ -1,8 +1,8 @@
-"""An index of documents: finds those that meet a condition, in time of the number of hits.
+"""An index of documents: finds those that meet a condition without reading each document.
 
-The catalog keeps one index per kind of document. The columns are made when a query first needs
-them, updated when documents are put and removed, and dropped, the least recently used
-first, when they are too many.
+The catalog has one index for each kind of document. An index has a column for each path of the
+queries. It makes a column when a query first needs it, and updates it before its next use. If there
+are too many columns, the index drops the least recently used ones.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ from moorage.records.json_values import JsonMapping
 
 ROWS_AT_FIRST: Final = 64
 SCAN_MAX: Final = 32
-"""At most this many documents are checked one by one, without a column for them."""
+"""Maximum number of documents that are checked one by one, if there is no column yet."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class DocumentIndex:
 
     Args:
         columns_max: The largest number of columns in memory.
-        cells_max: Values in all columns together, 12 bytes each; a query has the columns that it
-            needs, whatever their size.
+        cells_max: The largest number of values in all columns, 12 bytes each; the last used column
+            is never dropped.
     """
 
     def __init__(self, columns_max: int = COLUMNS_MAX, cells_max: int = CELLS_MAX) -> None:
@@ -82,7 +82,7 @@ class DocumentIndex:
         return None if row is None else self._documents[row]
 
     def put(self, document_id: str, document: JsonMapping) -> None:
-        """Add a document, or replace the one with the same id."""
+        """Add a document, or replace the document with the same id."""
         row = self._rows.get(document_id)
         if row is None:
             if not self._free:
@@ -114,7 +114,7 @@ class DocumentIndex:
         return sorted(self._ids[row] for row in found)
 
     def column(self, source: Source) -> Column:
-        """Return the updated column of a source; it is valid until the next call."""
+        """Return the updated column of a path or aggregate; it is valid until the next call."""
         entry = self._columns.get(source)
         if entry is None:
             entry = _ColumnEntry(Column(len(self._live)), reader(source), set(self._rows.values()))
@@ -146,7 +146,7 @@ class DocumentIndex:
             entry.stale.add(row)
 
     def _drop_columns(self) -> None:
-        """Drop the least recently used columns, but never the last used one."""
+        """Drop the least recently used columns while all columns are too many or too large."""
         size = sum(entry.column.size for entry in self._columns.values())
         while len(self._columns) > 1 and (
             len(self._columns) > self._columns_max or size > self._cells_max

@@ -17,9 +17,9 @@ PATH_PARTS_MAX: Final = 16
 PATTERN_CHARS_MAX: Final = 256
 """Maximum characters of a LIKE or a `$regex`."""
 EXPRESSIONS_MAX: Final = 8
-"""Most `$regex` conditions of one query."""
+"""Maximum `$regex` conditions of one query."""
 EXPRESSION_WORK_MAX: Final = 20_000
-"""Maximum steps to turn one `$regex` into its table, some milliseconds."""
+"""Maximum steps to turn one `$regex` into its table; they take some milliseconds."""
 EXPRESSION_NODES_MAX: Final = 400
 """Maximum nodes of a `$regex` after its repetitions are written out."""
 EXPRESSION_TEXT_CHARS_MAX: Final = 4096

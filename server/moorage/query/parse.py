@@ -174,7 +174,7 @@ class Parser:
         return self._field(self.path(key, place), value, place, depth)
 
     def _field(self, path: Path, value: JsonValue, at: str, depth: int) -> Condition:
-        """Read the condition on one field: a value to equal, or an object of operators."""
+        """Read the condition on one field: the value to equal, or an object of operators."""
         if not isinstance(value, dict) or not any(
             isinstance(name, str) and name.startswith("$") for name in value
         ):
@@ -224,7 +224,7 @@ class Parser:
     # Leaves, whatever the spelling -----------------------------------------------------------
 
     def _among(self, source: Source, values: JsonValue, place: str, one: str = "") -> Leaf:
-        """Parse the values to compare for equality; `one` is the place if it is a single value."""
+        """Parse the values to compare for equality; `one` is the place of a single value."""
         self._count(one or place)
         listed = a_list(values, place, "a list of values", limits.VALUES_MAX, least=0)
         for number, value in enumerate(listed):

@@ -27,7 +27,7 @@ _STAGES: Final = ("$match", "$unwind", "$group", "$project", "$sort", "$skip", "
 
 
 _OPTIONS: Final = ("sort", "skip", "limit")
-"""The options of a page, in the order in which Mongo applies them, however they are written."""
+"""The options of a page, in the order in which Mongo applies them; a query may have any order."""
 
 
 class Pipeline:

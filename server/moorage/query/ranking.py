@@ -1,8 +1,8 @@
 """Ranks documents by similarity to a reference, for searches without a ranking policy.
 
 The distance is Gower's (Biometrics 27, 1971, "A general coefficient of similarity and some of its
-properties"): per path a distance from 0 to 1, then their weighted mean. The distance takes numbers
-and texts, and no unit weighs more than another.
+properties"): the weighted mean of a distance from 0 to 1 for each path. The distances compare
+numbers and texts, and do not depend on the units of numbers.
 """
 
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ def nearest(
 
     - numbers by the difference of their means, as a part of the range over all documents and the
       reference;
-    - texts (where the reference has a text at the path) by Jaccard's distance: the part of the
-      texts of either document that not both have.
+    - texts (where the reference has a text at the path) by Jaccard's distance: of all texts of the
+      two documents, the part that only one of them has.
 
     A document without anything to compare at a path is at distance 1 there. Where the reference
     has nothing at any path, every document is at distance 0.
@@ -63,7 +63,7 @@ def nearest(
         k: The largest number of returned documents; None returns all.
 
     Returns:
-        Ids with distances from 0 (alike) to 1; the same distances in the order of the ids.
+        Ids with distances from 0 (alike) to 1, by ascending distance; equal distances by id.
 
     Raises:
         QueryError: There is no document with the reference's id.

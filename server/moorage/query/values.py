@@ -1,8 +1,8 @@
 """Equality of JSON values, and texts that count as numbers, for this package.
 
-Numbers equal numbers (4 and 4.0), texts equal texts, true is not 1. A text in the query that reads
-as a number also equals that number (`"value": "4"`), because the documented samples write numbers
-so; a text in a document stays a text.
+Numbers equal numbers (4 and 4.0), texts equal texts, and true does not equal 1. A text in the query
+that reads as a number also equals that number (`"value": "4"`), because the documented samples
+write numbers so. A text in a document equals no number.
 """
 
 import math

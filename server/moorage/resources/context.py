@@ -1,7 +1,7 @@
-"""`Context`: the resources of one rollout, which it ends or releases at its end.
+"""`Context`: gets the resources of one rollout, and ends or releases them at the rollout's end.
 
-Source: docs/reference/resource-engine.md, "Contexts". Resources that rollouts share (scope
-`global`) go back to the store at the end; a rollout's own resources are ended.
+Source: docs/reference/resource-engine.md, "Contexts". At the end, resources with the scope `global`
+become free for other rollouts; a rollout's own resources are ended.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class ContextConfig:
     """The settings of a context.
 
     Args:
-        resource_backend: The backend for calls that name none. A value other than `local` wins over
-            the metadata.
+        resource_backend: The backend for calls that name none. If it is `local`, the context's
+            metadata may name another backend.
     """
 
     resource_backend: str = "local"
@@ -74,9 +74,9 @@ class Context:
             id: The resource's id; None: derived from the rollout and the spec, so two specs of one
                 rollout never share an id.
             spec: The spec of the resource; None: a container of `metadata["image_id"]`.
-            scope: `rollout`: ended when the rollout ends; `global`: returned to the store.
+            scope: `rollout`: ended when the rollout ends; `global`: then free for other rollouts.
             backend: The name of the backend; None: that of the settings or the metadata.
-            timeout: Most seconds for the backend's start.
+            timeout: Maximum seconds for the start of the resource.
 
         Raises:
             ValueError: The scope or the backend does not exist, or the id has a resource of another
@@ -117,7 +117,7 @@ class Context:
                 del self._held[name]
 
     async def release_resource(self, scope: Scope | None = None) -> None:
-        """Return the rollout's resources to the store: those of `scope`, or without a scope all."""
+        """Make the rollout's resources free: those of `scope`, or without a scope all."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.release(name)

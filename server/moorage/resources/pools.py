@@ -1,9 +1,10 @@
-"""The bookkeeping of `ResourceEngine`: holders and waiters. No I/O, no waiting, no lock.
+"""The bookkeeping of `ResourceEngine`: who has a resource, and who waits. No I/O and no lock.
 
-One pool for each spec and backend. The store calls this code under its lock, and acts on the
+There is one pool for each spec and backend. `store` calls this code under its lock, and acts on the
 returned values. `check` asserts these invariants:
 
-- a pool never has more resources than its cap, including those that are starting or ending;
+- a pool never has more resources than its cap, including those that are starting or ending; each
+  takes one of the pool's slots;
 - no claim waits while a resource is free or a slot is left; the claim that has waited longest is
   served first;
 - a resource is free, or one id holds it, or it is being reset or ended.
@@ -36,12 +37,12 @@ class ClaimStage(Enum):
 
 @dataclass(eq=False, slots=True)
 class ResourceClaim:
-    """A caller's claim on a resource, which it awaits or has.
+    """A claim on a resource; its callers wait for the resource, or one of them has it.
 
     Attributes:
-        id: The user's id; None if the resource is for the store.
+        id: The user's id; None if the resource becomes free when it has started.
         pool: The pool of the resource.
-        timeout_seconds: Most seconds for the backend's start.
+        timeout_seconds: Maximum seconds for the start of the resource.
         loop: The event loop of the first caller, in which the resource is started.
         options: Arguments for the runner, in addition to the spec.
         stage: The progress of the claim.
@@ -131,7 +132,7 @@ class SpecPool:
 
     @property
     def stocking(self) -> int:
-        """The number of starting resources that no caller claims: the store keeps them free."""
+        """The number of starting resources that no caller claims, so that they become free."""
         return sum(1 for claim in self.claims if claim.id is None)
 
     @property
@@ -154,7 +155,7 @@ class SpecPool:
         return True
 
     def stock(self, claim: ResourceClaim) -> None:
-        """Add a claim for a resource that the store keeps free; `room` must not be 0."""
+        """Add a claim for a resource that becomes free when it has started; `room` is not 0."""
         assert self.room != 0
         claim.admit()
         self.claims.add(claim)

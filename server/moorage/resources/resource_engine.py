@@ -4,7 +4,7 @@ The library needs no server. Each method works on the class, for the one engine 
 shares, and on instances, for programs with several engines. Any event loop and any thread may call
 any method. Source: docs/reference/resource-engine.md, "Methods" and "Decisions".
 
-`store` starts and ends resources; `pools` records who holds and who waits.
+`store` starts and ends resources; `pools` records who has a resource and who waits.
 """
 
 import functools
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class _OnClassToo(Generic[_P, _T]):
-    """Makes a method of an instance that, called on the class, works on the shared instance."""
+    """Makes an instance method callable on the class, too: there it uses the shared instance."""
 
     def __init__(self, method: Callable[Concatenate["ResourceEngine", _P], _T]) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # Copies the docstring.
@@ -133,9 +133,9 @@ class ResourceEngine:
             id: The name by which later calls find the resource.
             spec: The spec of the resource.
             backend: The name of the backend.
-            timeout: Most seconds for the backend's start alone; a free resource that does not
-                answer in this time is replaced.
-            wait_timeout: Most seconds to wait for a slot; None: without end.
+            timeout: Maximum seconds for the start of the resource, without the wait for a slot; a
+                free resource that does not answer in this time is replaced.
+            wait_timeout: Maximum seconds to wait for a slot; None: no limit.
 
         Raises:
             ValueError: The backend does not exist, the id has a resource of another spec, or an
@@ -157,12 +157,12 @@ class ResourceEngine:
 
     @_OnClassToo
     async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
-        """Return the resource of an id to the store. An id without a resource is not an error.
+        """Make the resource of an id free for other ids. An id without a resource is no error.
 
-        The resource is reset first, as `reset` does; if its class, a user's own, has no reset, its
-        status decides. A resource that is not fit is ended, and its slot goes to the id that has
-        waited longest. A resource that is released during its start becomes free when it has
-        started.
+        The resource is reset first, as by `reset`. If a user's own class has no reset, its status
+        decides whether the resource is fit. A resource that is not fit is ended, and its slot goes
+        to the id that has waited longest. A resource that is released during its start becomes free
+        when it has started.
 
         Raises:
             BackendError: The resource was not fit and could not be ended. The resource keeps its
@@ -174,9 +174,9 @@ class ResourceEngine:
     async def reset(self, /, id: str, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # As above.
         """Reset the resource of an id, and return the result of the reset.
 
-        A process runs its `reset_command`. A process without that command, and a container, is
-        stopped and started again: the resource is the same; its files, `endpoint` and processes are
-        new.
+        A process runs its `reset_command`. A container, and a process without that command, is
+        stopped and started again: the resource object stays the same, but its files, `endpoint` and
+        processes are new.
 
         Raises:
             ValueError: The id has no resource, or its resource has not started yet.

@@ -37,7 +37,7 @@ from moorage.backends.specs import (
 )
 
 SETTLE_LOOKS: Final = 10
-"""Number of checks (about half a second) within which a workload that ends failed to start."""
+"""Number of checks (about half a second) after a start; a workload that ends meanwhile failed."""
 SETTLE_SECONDS_MAX: Final = 30.0
 """Maximum seconds for the checks of `SETTLE_LOOKS`."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
@@ -190,7 +190,7 @@ class BackendResource(BaseResource):
         spec: The spec from which the resource was started.
         workload: The backend's report when the workload was ready.
         resource_id: The resource's name; None: the workload's id.
-        timeout_seconds: Most seconds for a start that a reset causes; None: the backend's own
+        timeout_seconds: Maximum seconds for a start that a reset causes; None: the backend's own
             limit.
     """
 
@@ -228,7 +228,7 @@ class BackendResource(BaseResource):
         """Reset the resource: by the backend's own method, or else by a new start.
 
         Raises:
-            TypeError: Workloads are reset without arguments.
+            TypeError: Arguments are given, but workloads are reset without arguments.
             BackendError: The reset failed; the resource must not be used again.
             TimeoutError: The reset took too long; the resource must not be used again.
         """
@@ -418,7 +418,7 @@ def is_environment(spec: BaseResourceSpec) -> bool:
 
 
 def plain(spec: BaseResourceSpec) -> BaseResourceSpec:
-    """Return a spec as backends accept it: the spec of an environment becomes a container's."""
+    """Return the spec for backends: an environment's spec becomes that of a container."""
     return replace(spec, category="container") if is_environment(spec) else spec
 
 

@@ -60,7 +60,7 @@ LEFT_SECONDS_MAX: Final = 2.0
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Maximum bytes of one answer of a model; the rest of a longer answer is not read."""
 _DOWN_FROM: Final = 500
-"""The lowest HTTP status that means that a service is down; a lower status, even 401, does not."""
+"""The lowest HTTP status that means that a service is down: a service that answers 401 is up."""
 
 
 class APIModelResource(BaseResource):

@@ -89,12 +89,12 @@ def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
 
 
 def hosts_group_name(head: RayValue) -> str:
-    """Return the name of the placement group of a slice's hosts, from the name of its head."""
+    """Return the name of the placement group of a slice's hosts, made of its head group's id."""
     return f"hosts-of-{head.id.hex()}"
 
 
 def remove_groups(head: RayValue) -> None:
-    """Free the reservations of a slice: its head, and its hosts.
+    """Free the placement groups of a slice: that of its head (the first host), and of its hosts.
 
     Ray does not free these groups when the slice's actor dies: a group lasts as long as its
     creator's job.

@@ -25,7 +25,7 @@ else:
 
 
 class RemoteClass:
-    """Stands for `ray.remote` of a class, which is called at the first use of an actor.
+    """Stands for an actor class of Ray; calls `ray.remote` only when an actor is started.
 
     Args:
         of: The class of the actors.

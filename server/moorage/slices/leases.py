@@ -1,4 +1,4 @@
-"""Takes hosts of slices by leases of a Moorage server: each slice holds a lease of a gang.
+"""Takes hosts of slices by leases of a Moorage server: each slice holds one lease on its hosts.
 
 The server grants each GPU once. So workloads of the backend `ray`, and other pools with leases,
 never get the same GPUs of the Ray cluster.
@@ -64,16 +64,16 @@ class LeasedHosts:
         if not isinstance(shape, GpuSlices):
             raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As for all wrong shapes.
         if shape.label not in {"", RACK_LABEL} or shape.resource:
-            raise ValueError("slices on leases take label='rack' or none, and no resource")
+            raise ValueError("slices on leases support label='rack' or no label, and no resource")
         if shape.gpus_per_host != int(shape.gpus_per_host):
-            raise ValueError(f"a lease on {shape.gpus_per_host} GPUs of each host: expected whole")
+            raise ValueError(f"a lease has whole GPUs of each host, not {shape.gpus_per_host}")
 
     def take(self, shape: GpuSlices, seconds: float) -> "SliceLease":
         """Take the hosts of one slice.
 
         Args:
             shape: The shape of the slice.
-            seconds: Most seconds to wait in the server's queue.
+            seconds: Maximum seconds to wait in the server's queue.
 
         Raises:
             Exception: The client's error for a refusal.

@@ -27,11 +27,11 @@ from moorage.slices.tasks import plain
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
-"""Least seconds between two attempts to scale up."""
+"""Minimum seconds between two attempts to scale up."""
 ANSWER_SECONDS: Final = 10
 """Extra seconds for the answer to a call, beyond the limit of the call itself."""
 _REPORT_SECONDS_MAX: Final = 20
-"""Seconds for Ray's monitor to report whether there is an autoscaler; an idle Ray takes 5."""
+"""Maximum seconds until Ray's monitor reports whether there is an autoscaler; usually 5."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -84,7 +84,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return actor_info.slice_name
 
     def create_actor(self) -> RayValue:
-        """Start an actor for one more slice, and return its handle; a drain ends it, too.
+        """Start an actor for one more slice, and return its handle; a drain ends the actor.
 
         Ray keeps the reservation when the actor has ended, until the next `scale_multislice`,
         `prepare_all_slices` or drain of this pool.
@@ -105,7 +105,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
         Args:
             num_slices: The number of slices, or a list of all acceptable numbers.
-            timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
+            timeout: Maximum seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
             ValueError: No number is given, or a number is not whole, or not above 0.
@@ -151,7 +151,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         """Reserve all hosts of all slices; a slice that is unhealthy is replaced first.
 
         Args:
-            timeout: Most seconds for the whole call; None: `slice_start_seconds_max`.
+            timeout: Maximum seconds for the whole call; None: `slice_start_seconds_max`.
 
         Raises:
             SlicesError: The pool is empty, or a slice is unhealthy and may not be replaced
@@ -201,7 +201,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             remote_fn: A function, or Ray's remote function.
             env: Environment variables.
             runtime_env: Ray's runtime environment.
-            timeout: Most seconds for each task; None: no limit.
+            timeout: Maximum seconds for each task; None: no limit.
         """
         calls = self.start_on_hosts(remote_fn, env=env, runtime_env=runtime_env, timeout=timeout)
         return [[call.ref for call in calls_of_slice] for calls_of_slice in calls]
@@ -234,7 +234,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             fn: A function, or Ray's remote function.
             *args: Positional arguments of the function.
             env: Environment variables.
-            timeout: Most seconds for all tasks together; None: no limit.
+            timeout: Maximum seconds for all tasks together; None: no limit.
             **kwargs: Keyword arguments of the function.
 
         Raises:
@@ -264,8 +264,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             kwargs: Keyword arguments of the function.
             env: Environment variables, or a function that returns them for a slice and a host.
             runtime_env: Ray's runtime environment.
-            timeout: Most seconds for each task; None: no limit.
-            hosts_max: Most hosts of each slice, from the first one; None: all.
+            timeout: Maximum seconds for each task; None: no limit.
+            hosts_max: Maximum hosts of each slice, from the first host on; None: all.
         """
         function = plain(function)
         hosts = self._hosts()
@@ -331,7 +331,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def _wait(
         self, reservations: Reservations, size: int, held: int, share: Deadline, *, last: bool
     ) -> bool:
-        """Wait until the pool has a size; return whether it was reached.
+        """Wait until the pool has `size` slices; return whether it has them.
 
         Shortly after its start, Ray does not know yet how many slices its cluster can hold; later,
         the cluster may lose hosts.
@@ -353,7 +353,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return False
 
     def _joining_seconds(self, size: int, possible: int, *, last: bool) -> float:
-        """Return the seconds to wait for nodes, without which a size does not fit; 0: skip it."""
+        """Return the seconds to wait for more nodes until `size` slices fit; 0: do not wait."""
         name = self.get_actor_pool_name()
         logger.warning("%s: %s slices are wanted; there is room for %s", name, size, possible)
         may_come = last and (possible or self._had_slices or self._degraded_slices())
@@ -396,7 +396,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return f"; last error: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Fill free slots below `size`, first with slices of higher slots; drop the others."""
+        """Give each number below `size` a slice, surplus slices before new ones; end the rest."""
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)
@@ -415,7 +415,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._dismiss(surplus)
 
     def _publish(self) -> None:
-        """Publish the pool's members, sorted by their slots."""
+        """Publish the pool's members, sorted by their numbers."""
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
@@ -429,7 +429,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return unhealthy
 
     def _free_ended_strays(self) -> None:
-        """Free the reservations of slices outside of the pool that have ended."""
+        """Free the reservations of ended slices that are not members of the pool."""
         members = {member.actor for member in self._actor_pool}
         strays = [each for each in self._reservations if each.actor not in members]
         begun = [each for each in strays if ray.wait([each.answer], timeout=0)[0]]

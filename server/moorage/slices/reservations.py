@@ -1,4 +1,4 @@
-"""Reservations of new slices: reserve hosts, start the actor, then take the slice or free it."""
+"""Reservations of new slices: each reserves hosts and starts the slice's actor, for a pool."""
 
 import logging
 import time
@@ -38,7 +38,7 @@ class Reservation:
     def open(
         cls, shape: Shape, settings: SliceSettings, without: frozenset[str] = frozenset()
     ) -> "Reservation":
-        """Request a slice's hosts or its head from Ray, and an actor on the first host.
+        """Request a slice's hosts (for TPUs only the first host) from Ray, and an actor there.
 
         Args:
             shape: The shape of the slice.
@@ -102,7 +102,7 @@ class Reservation:
 
     @property
     def placed(self) -> bool:
-        """Whether Ray has reserved the hosts, or the head."""
+        """Whether Ray has reserved the hosts; for TPU slices, the first host."""
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
@@ -177,7 +177,7 @@ class Reservations:
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Reserve `count` slots; keep started slices if possible."""
+        """Open or close reservations until there are `count`; close started slices last."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()

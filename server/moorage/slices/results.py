@@ -30,8 +30,8 @@ def collect(
 
     Args:
         calls: The calls of each slice.
-        timeout: Most seconds for all calls; None: no limit.
-        cancel_seconds: Most seconds for cancelled tasks to end.
+        timeout: Maximum seconds for all calls; None: no limit.
+        cancel_seconds: Maximum seconds for cancelled tasks to end.
 
     Raises:
         HostTaskError: A task failed; the error has the first failure with its slice and host.

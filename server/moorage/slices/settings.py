@@ -1,7 +1,6 @@
 """Time limits and permissions of slices, read from the environment when a pool is created.
 
-Each setting has a documented name `EFORMER_…`, and the same name with `MOORAGE_…`, which overrides
-the first.
+Each setting has a documented name `EFORMER_…`, and a name `MOORAGE_…`, which overrides it.
 """
 
 import math
@@ -45,7 +44,7 @@ class SliceSettings:
     scale_add_seconds_max: float = 604800
     """Seconds that `scale_multislice` waits for slices by default."""
     slice_start_seconds_max: float = SLICE_ACTOR_START_TIMEOUT_S
-    """Seconds that a reserved slice may take to start, and `prepare_all_slices` for all hosts."""
+    """Seconds that a reserved slice may take to start, and that `prepare_all_slices` may take."""
     health_check_seconds_max: float = HEALTH_CHECK_TIMEOUT_S
     """Seconds for the members of a pool to report that they are healthy."""
     host_health_seconds_max: float = 60

@@ -1,7 +1,8 @@
 """Shapes of slices: a TPU slice of a cloud, or a number of hosts with GPUs.
 
-A slot of a pool starts as a placement group. For GPUs, the group has all hosts of the slice. For a
-TPU slice, the group has only the head: its node has the slice's name, which all other hosts share.
+A pool reserves a placement group for each new slice. For GPUs, the group has all hosts of the
+slice. For TPUs, it has only the head, which is the first host: the head's node has the name of the
+slice as a resource, and so do the nodes of the other hosts.
 """
 
 import math
@@ -47,15 +48,15 @@ class TpuSlices:
 
     @property
     def head(self) -> str:
-        """The resource that only the first host of each slice has, and that a slot requests."""
+        """The resource that only the first host of each slice has, and that a pool requests."""
         return f"TPU-{self.tpu_type}-head"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return the bundles that a slot reserves first: the head's resource."""
+        """Return the bundles of a new slice's placement group: the resource of the head."""
         return [{self.head: 1}]
 
     def topology(self) -> dict[str, str]:
-        """Return the topology that the bundles of a slot need."""
+        """Return the topology that these bundles need."""
         return {NODE_ID_LABEL: _SPREAD}
 
     def possible(self, nodes: Sequence[RayNode]) -> int:
@@ -105,7 +106,7 @@ class GpuSlices:
         return self.gpu_model or "GPU"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return the bundles that a slot reserves: one for each of its hosts."""
+        """Return the bundles of a new slice's placement group: one for each of its hosts."""
         bundle: dict[str, float] = {"GPU": self.gpus_per_host, **self.host_resources}
         if self.resource:
             bundle[self.resource] = 1
@@ -114,7 +115,7 @@ class GpuSlices:
         return [bundle] * self.hosts
 
     def topology(self) -> dict[str, str]:
-        """Return the topology that the bundles of a slot need."""
+        """Return the topology that these bundles need."""
         spread = {NODE_ID_LABEL: _SPREAD}
         return {**spread, self.label: "STRICT_PACK"} if self.label else spread
 

@@ -7,7 +7,7 @@ def plain(function: RayValue) -> UserFunction:
     """Return the user's function: the function itself, or that of Ray's remote function.
 
     Raises:
-        TypeError: It is neither, such as the result of a remote function's `options(…)`.
+        TypeError: `function` is neither; for example, it is the result of `options(…)`.
     """
     found: RayValue = getattr(function, "_function", function)
     if not callable(found):

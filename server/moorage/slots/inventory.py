@@ -30,8 +30,9 @@ from moorage.slots.views import FreeResources, ResourceOwner
 class _Place:
     """Counts the free slots of one instance, and whether it is blocked.
 
-    While a slot of a whole instance is in use, its parts are blocked, and vice versa. `relatives`
-    are the places that this place blocks; `blocked_by` counts the places that block this place.
+    Parts of an instance are instances, too. While a slot of the whole is in use, its parts are
+    blocked, and vice versa. `relatives` are the places of the instances that this one blocks;
+    `blocked_by` counts the places that block this one.
     """
 
     __slots__ = ("blocked_by", "bucket", "free", "instance", "position", "relatives")
@@ -85,7 +86,7 @@ class _Place:
 
 
 class _Bucket:
-    """Orders the unblocked places of one type by free slots, then by position.
+    """Sorts the unblocked places of one type by free slots, then by position.
 
     An insert or a removal moves the later entries of the list: a microsecond for ten thousand
     instances.
@@ -100,7 +101,7 @@ class _Bucket:
         self.available = total(place.free for place in self.places)
 
     def best_fit(self, slots: Amount) -> _Place | None:
-        """Return the place with the fewest free slots that are enough; of equals, the first."""
+        """Return the place with the fewest free slots that are enough; the first of equal ones."""
         at = bisect_left(self.order, (slots, -1))
         return self.places[self.order[at][1]] if at < len(self.order) else None
 

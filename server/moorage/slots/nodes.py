@@ -1,7 +1,7 @@
 """A pool of nodes: each node request gets all its slots from one node.
 
-A request is a list of `NodeRequest`s, each of which gets a different node. The largest node request
-is placed first, each on the node that keeps the most free slots. If a node request then finds no
+A request is a list of `NodeRequest`s, each of which gets a different node. They are placed from the
+largest to the smallest, each on the node that keeps the most free slots. If one of them finds no
 node, the pool searches for another assignment that gives each of them a node. An exclusive node
 request gets all slots of its node, so no other request uses this node until the allocation is
 checked in.
@@ -46,7 +46,8 @@ from moorage.slots.specification import (
 )
 
 NodeAllocation = JsonObject
-"""`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
+"""The result of a checkout: `{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type:
+[{"node", "id", "slots"}]}}`."""
 
 
 Wish = TypeVar("Wish", bound=Hashable)
@@ -646,7 +647,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
 
 
 def _free_length(inventory: Inventory, members: Sequence[Member]) -> int | None:
-    """Return the squared length of the free slots after a request; None if it does not fit."""
+    """Return the sum of squares of the types' free slots after a request; None: it does not fit."""
     squares = 0
     for kind in {member.type for member in members}:
         left = (inventory.available(kind) if kind in inventory else NONE) - _total(members, kind)

@@ -181,7 +181,7 @@ def parse_allocation(resources: Any) -> list[tuple[Held, int | None]]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Count how often all holders together have a member; stop counting at `enough`."""
+    """Return how many members of this kind all holders have, or at least `enough`."""
     found = 0
     for each in holders.values():
         found += each

@@ -260,10 +260,11 @@ class ResourcePool:
             return Allocation(taken, self._outstanding.add(taken))
 
     def checkin(self, resources: Mapping[str, Sequence[JsonMapping]]) -> None:
-        """Take back the slots of a checkout, or of some of its members: all given ones, or none.
+        """Take back slots that were checked out: all slots of `resources`, or none.
 
         Args:
-            resources: The result of `checkout`, also after a conversion to JSON and back.
+            resources: The result of `checkout`, or some of its members, also after a conversion to
+                JSON and back.
 
         Raises:
             InvalidCheckin: The slots are malformed, of another pool, or were checked in before.

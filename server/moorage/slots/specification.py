@@ -35,7 +35,7 @@ INSTANCES_MAX: Final = 1_000_000
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""Similarity to a known key from which on an extra key is an error, such as the typo `slot`."""
+"""Least similarity to a known key at which an extra key counts as a typo, such as `slot`."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """Names that cannot be types: requests use them for nodes."""
 

@@ -28,7 +28,7 @@ class ResourceOwner:
 
     Args:
         rows: Returns the present instances of a type; empty for an unknown type.
-        write_slots: `(type, id, slots)`: sets the free slots of one instance.
+        write_slots: Sets the free slots of one instance; gets its type, its id and the slots.
         write: Sets the instances of some types, all or nothing; None removes a type.
     """
 

@@ -26,7 +26,7 @@ COUNTS = (
 
 
 async def report(*words: str) -> dict[str, Any]:
-    """Run the command, and return its report, which must list no broken law."""
+    """Run the command, and return its report, which must list no wrong answer."""
     command = [sys.executable, "-m", "benchmarks.faults", "--json", *words]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -41,14 +41,14 @@ async def report(*words: str) -> dict[str, Any]:
 FULL = ("server's disk full", "database's disk full")
 
 
-async def test_no_law_is_broken_by_a_fault():
+async def test_answers_to_clients_stay_true_during_faults():
     found = await report(*COUNTS.split(), "--full", "0", "--full-database", "0")
     assert found["pauses"].keys() == NEMESES.keys() - {*FULL}
     assert found["grants_in_the_ledger"] >= found["grants"] > 0
     assert found["servers_that_led"] >= 6
 
 
-async def test_no_law_is_broken_by_a_full_disk():
+async def test_answers_to_clients_stay_true_on_a_full_disk():
     if os.getuid():
         pytest.skip("only root can make a small disk")
     none = [word for word in COUNTS.split() if word != "1"]
@@ -80,9 +80,9 @@ def test_the_skewed_clock_sets_the_calendar_and_leaves_the_monotonic_clock(tmp_p
     assert before < monotonic < time.monotonic()
 
 
-async def test_the_options_url_and_fault_of_the_fault_run_need_each_other():
+async def test_the_fault_run_refuses_the_option_url_without_the_option_fault():
     command = [sys.executable, "-m", "benchmarks.faults", "--url", "ws://127.0.0.1:1"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, errors = await process.communicate()
     assert process.returncode == 1
-    assert "--url and --fault belong together" in errors.decode()
+    assert "pass --url and --fault together" in errors.decode()

@@ -18,7 +18,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
 def whole() -> FaultHistory:
-    """Return a correct history: server `a` grants two leases, `b` repeats one and grants one."""
+    """Return a correct history: server `a` grants two leases, `b` repeats one of these answers."""
     history = FaultHistory(
         sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
@@ -156,7 +156,7 @@ def test_concurrent_requests_may_be_granted_in_any_order():
     assert not any(violations(history).values())
 
 
-def test_an_answer_of_a_server_that_the_record_does_not_name_breaks_no_law():
+def test_an_answer_of_an_unknown_server_breaks_no_law():
     history = whole()
     change(history, 3, server="")
     assert not any(violations(history).values())

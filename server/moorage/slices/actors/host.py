@@ -19,7 +19,7 @@ from moorage.slices.tasks import plain, reporting
 from moorage.slices.waiting import Deadline
 
 CALLS_MAX: Final = 100
-"""At most this many calls of a host may wait at a time."""
+"""Maximum number of calls that run or wait on a host at a time."""
 _CANCEL_SECONDS: Final = 1.0
 MEMORY_BYTES: Final = 20e9
 """Bytes of memory for a task whose host is not in a slice's placement group."""
@@ -44,7 +44,7 @@ class DeviceHost:
         host_id: Index of the host in the slice, from 0.
         slice_name: The name of the slice.
         num_devices: TPU chips or GPUs for each task on this host.
-        placement: The slice's reservation on this host; None: tasks take `TPU` of the node.
+        placement: The slice's reservation on this host; None: tasks take Ray's resource `TPU`.
         settings: Time limits; None: from the environment.
     """
 
@@ -106,9 +106,9 @@ class DeviceHost:
             await self._end(self._task)
 
     async def _end(self, task: RayValue) -> None:
-        """Cancel a task until it has ended.
+        """Cancel a task, and wait until it has ended.
 
-        The cancellation is repeated, since Ray ignores one that comes while it already interrupts
+        The cancellation is repeated, since Ray ignores a cancellation while it already interrupts
         the task.
         """
         ended = asyncio.wrap_future(task.future())
@@ -263,7 +263,7 @@ def _task_options(resources: Mapping[str, float], strategy: RayValue) -> dict[st
 
 
 def _run(function: UserFunction, /, *args: RayValue, **kwargs: RayValue) -> RayValue:
-    """Call a function in a task's process; if it joined a JAX cluster, leave that afterwards."""
+    """Call a function in a task's process; then leave the JAX cluster that it joined, if any."""
     try:
         return reporting(function)(*args, **kwargs)
     finally:

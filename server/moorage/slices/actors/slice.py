@@ -23,7 +23,7 @@ from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 CALLS_MAX: Final = 16
-"""Maximum calls of a slice that run at a time: health checks run while other calls wait."""
+"""Maximum calls of a slice that run at a time: enough for health checks beside long calls."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
@@ -140,7 +140,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Reserve all hosts of this slice, each on a different node, and return the slice's info.
 
         Args:
-            seconds: Most seconds for the reservation; None: `slice_start_seconds_max`.
+            seconds: Maximum seconds for the reservation; None: `slice_start_seconds_max`.
 
         Raises:
             SliceTimeoutError: The hosts are not free in time; no host stays reserved.
@@ -162,7 +162,7 @@ class Slice(ResourcePoolManager[HostInfo]):
 
         Args:
             desired_hosts: Number of hosts; None: all hosts.
-            seconds: Most seconds for the reservation; None: `slice_start_seconds_max`.
+            seconds: Maximum seconds for the reservation; None: `slice_start_seconds_max`.
 
         Raises:
             HostUnhealthyError: A host has no healthy actor after `host_health_seconds_max`.
@@ -289,7 +289,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return group, resources
 
     def _learn_hosts(self, info: SliceInfo, group: RayValue, resources: dict[str, float]) -> None:
-        """Store the hosts of a placement group: by the worker's number, the first host first."""
+        """Store the hosts of a placement group, sorted by the worker number in their labels."""
         nodes = alive_nodes()
         placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
         first = ray.get_runtime_context().get_node_id()

@@ -33,11 +33,12 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""Maximum times in a row that a job whose process dies at once, while all nodes live, counts as
-preempted: a cloud may end processes before it reclaims a machine. After that, the job counts as
-failed."""
+"""Maximum attempts in a row that count as preempted if a process dies at once while all nodes live.
+
+A cloud may end processes before it reclaims a machine. A further such attempt counts as failed.
+"""
 CRASH_SECONDS: Final = 60.0
-"""A process that dies within these seconds after its start counts as dead at once."""
+"""Maximum seconds of an attempt whose process counts as one that dies at once."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -54,7 +55,7 @@ class RayExecutor:
         _settings: SliceSettings | None = None,
         **kwargs: RayValue,
     ) -> JobStatus:
-        """Run a job once, on one slice or on `worker_count` tasks.
+        """Run a job once: on one slice, or as `worker_count` tasks.
 
         Args:
             remote_fn: A function, or Ray's remote function.
@@ -277,7 +278,7 @@ def _until_success(
     failures_max: int,
     settings: SliceSettings,
 ) -> RayValue:
-    """Run attempts until one succeeds, or the limit of failures or preemptions is reached."""
+    """Repeat a job until it succeeds, or the limit of failures or preemptions is reached."""
     preemptions = failures = crashes = 0
     trouble: Exception | None = None
     while preemptions < preemptions_max and failures < failures_max:

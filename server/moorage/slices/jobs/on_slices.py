@@ -111,7 +111,7 @@ class SliceJob:
         )
 
     def _scale(self) -> None:
-        """Scale to the job's slices; keep the present number unless a larger one is due."""
+        """Scale to the job's slices; try to get more than now at most once a minute."""
         sizes = self._sizes
         held = len(self.pool.get_all_pool_members())
         more = self.pool.should_scale_up_multislice(sizes)
@@ -123,7 +123,7 @@ class SliceJob:
             )
 
     def _judge(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
-        """Return the status for a failure: preempted if a host of the job is unhealthy."""
+        """Return the status of the failed job: preempted if one of its hosts is unhealthy."""
         status = status_of(self._info, error)
         if isinstance(status, JobError):
             hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]
