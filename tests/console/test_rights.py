@@ -1,4 +1,4 @@
-"""Operators see objects of other tenants without buttons; other tenants do not see them."""
+"""Operators see, but cannot change, objects of other tenants; tenants do not see these objects."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Unchanged documents, bodies and programs of existing users work with a real daemon."""
+"""Documents, bodies and programs for the original services work unchanged with a daemon."""
 
 import base64
 import io

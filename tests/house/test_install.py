@@ -21,7 +21,7 @@ DIRECT_MAX = 7
 SERVER_ONLY = {"starlette", "uvicorn", "uvloop", "prometheus-client"}
 SECONDS_MAX = 60
 MIB_MAX = 60
-"""Size of the packages that `pip install moorage` adds, without Moorage itself and pip."""
+"""Maximum MiB of the packages that `pip install moorage` adds, without Moorage itself and pip."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -92,7 +92,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """Return V by the definition in the policy's docstring, computed slowly."""
+    """Computes V slowly, by the definition in the policy's docstring."""
 
     def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed

@@ -169,7 +169,7 @@ def test_gpus_that_a_replica_counts_as_taken_twice_count_as_full():
     assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
-def test_with_more_sorts_of_gpus_than_the_limit_requests_are_still_placed():
+def test_requests_are_placed_with_more_sorts_of_gpus_than_the_limit():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
     fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]

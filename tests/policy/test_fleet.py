@@ -1,4 +1,4 @@
-"""The columns of a fleet give one answer on feasibility, and replicas stay equal to them."""
+"""All checks of feasibility of a fleet agree, and replicas stay equal to the fleet."""
 
 from itertools import combinations
 

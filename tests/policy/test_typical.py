@@ -70,7 +70,7 @@ def test_of_too_many_kinds_of_requests_only_the_most_frequent_count():
 
 
 def feed(learner, context, demands, *, through_json=False):
-    """Show the learner these demands; return the counts after which it wants a new read."""
+    """Let the learner observe these demands; return the counts after which its mix was new."""
     readings = []
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):

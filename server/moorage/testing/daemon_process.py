@@ -25,8 +25,8 @@ NOT_INHERITED: Final = frozenset(
     | {*_ELSEWHERE}
     | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
 )
-"""Variables of an operator's own daemon that child daemons must not inherit: they run on loopback,
-with built-in parts and without tokens."""
+"""Variables of an operator's own daemon that child daemons must not inherit: child daemons run on
+loopback, with built-in parts and without tokens."""
 READY_SECONDS_MAX: Final = 180.0
 """Seconds that a child process may take until it is ready."""
 STOP_SECONDS_MAX: Final = 60.0
@@ -35,7 +35,7 @@ STDERR_LINES_SHOWN: Final = 20
 
 
 class ServerError(CommandError):
-    """A server of `moorage.testing` did not start, stop, or carry out its order."""
+    """A server of `moorage.testing` did not start, did not stop, or refused an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def child(
 
 @contextlib.contextmanager
 def _defer_sigterm() -> Iterator[None]:
-    """Handle SIGTERM after the block: during a child's start it would leave the child alive."""
+    """Handle SIGTERM only after the block: during the start, the child would stay alive."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.
         return
