@@ -111,7 +111,7 @@ def _import_quickly(module: str) -> "Any":
 
 
 def import_structlog() -> None:
-    """Import structlog without rich, which structlog loads for tracebacks that our logs lack."""
+    """Import structlog without rich: it needs rich for tracebacks, and our logs have none."""
     if "rich" not in sys.modules:
         sys.modules["rich"] = None  # type: ignore[assignment]  # `import rich` fails by this.
         import_module("structlog")

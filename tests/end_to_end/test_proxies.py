@@ -59,7 +59,7 @@ PROXIES: Final = {
     "caddy": ("Caddyfile", "caddy run --config site.conf --adapter caddyfile"),
     "haproxy": ("haproxy.cfg", "haproxy -db -f site.conf"),
 }
-"""By program: its file, and its command for a folder."""
+"""For each program: its file, and its command for a folder."""
 
 Edit = Callable[[str], str]
 

@@ -306,7 +306,7 @@ def test_fields_may_have_the_names_of_json_schema_keywords():
 
 
 @pytest.mark.parametrize("more", [{}, {"properties": {}}])
-def test_an_object_of_any_fields_must_be_an_object(more):
+def test_a_schema_without_fields_accepts_only_objects(more):
     schema = read({"type": "object", **more})
     assert schema.check({"x": None}, "v") == {"x": None}
     with pytest.raises(SchemaError):

@@ -73,7 +73,7 @@ class _Registry:
 
 
 class MeasuredSandbox:
-    """A sandbox with one fleet, and the same policy in this process.
+    """A sandbox with one fleet and one policy; this process can run the policy, too.
 
     Attributes:
         clusters: Ids of the fleet's clusters, in the fleet's order.

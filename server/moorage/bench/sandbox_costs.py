@@ -45,11 +45,11 @@ from moorage.sandbox.host.sandbox import Limits
 FLEETS: Final = (10, 1_000, 10_000)
 """Numbers of nodes of the fleets, ten nodes per cluster."""
 PASSES: Final = 3
-"""Passes over the fleets: a disturbance of the machine lasts only seconds."""
+"""Number of passes over the fleets, since a disturbance of the machine lasts only seconds."""
 BLOCKS: Final = 8
 """Blocks of evaluations per figure; the quietest block counts, since noise only adds time."""
 EVALUATIONS: Final = 500
-"""Evaluations of one block, with as many calls in this process between them."""
+"""Number of evaluations in a block, each with the same call in this process after it."""
 STUCK: Final = 15
 """Number of evaluations that never return, one after the other."""
 STUCK_SECONDS: Final = 0.1
@@ -145,11 +145,11 @@ async def _two_calls(case: str) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The additional seconds of jailed evaluations, against the same ones in this process."""
+    """The seconds that jailed evaluations take longer than the same ones in this process."""
 
     added: list[float]
     asking: list[float]
-    """The seconds of the evaluations with a call that reached the host."""
+    """The part of `added` of the evaluations with a call that reached the host."""
     calls: int
     """Number of calls that reached the host."""
 

@@ -57,7 +57,7 @@ async def hogs() -> Figures:
 
 
 async def _await_open_circuits(played: MeasuredSandbox) -> None:
-    """Wait until the circuit breakers of all hogs are open; that depends on the machine."""
+    """Wait until the circuit breakers of all hogs are open."""
     end = time.perf_counter() + KNOWN_SECONDS_MAX
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:

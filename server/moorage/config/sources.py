@@ -65,7 +65,7 @@ _LINK: Final = re.compile(
 )
 """Variables that Kubernetes and Docker set for a Service or container named `moorage`."""
 _LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?(PORT|NAME)")
-"""Names that Kubernetes and Docker set, if the value is a URL or two container names."""
+"""Variables that Kubernetes and Docker set, if the value is a URL or two container names."""
 _LINKED_VALUE: Final = re.compile(r"(tcp|udp|sctp)://|/[^/]+/[^/]+$")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {

@@ -47,7 +47,7 @@ class Misfit(IntEnum):
 COPIES_MAX: Final = 1_000_000
 """The number of times that an empty demand fits on a node."""
 NEVER: Final = Misfit.MEMORY
-"""Misfits up to this one do not depend on the present leases."""
+"""Misfits up to `NEVER` do not depend on the present leases."""
 
 
 class Fleet(NodeInventory):

@@ -22,7 +22,7 @@ from moorage.records.json_values import JsonObject
 CHANGES_MAX: Final = 65_536
 """At most this many changes are stored; a reader that is further behind must read all rows."""
 SPLICES_MAX: Final = 256
-"""At most this many splices are stored; a reader that is further behind takes a snapshot."""
+"""At most this many replaced clusters are stored; a reader further behind takes a snapshot."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

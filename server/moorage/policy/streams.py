@@ -35,7 +35,7 @@ class RequestStreams:
     shares and for several whole GPUs alike.
 
     `_next[type, stream, position, size level, cpu level]` is the position of the first request,
-    from `position` on, that a node with this room might fit. Position `length` is the end: a
+    from `position` on, that might fit a node with this room. Position `length` is the end: a
     request of nothing.
 
     Args:

@@ -65,8 +65,8 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: The daemon's data directory; None: a temporary directory, which is removed afterwards;
-            the workloads of its daemon on this machine are stopped.
+        data: The daemon's data directory; None: a temporary directory. Afterwards, the workloads
+            of its daemon on this machine are stopped, and the directory is removed.
         options: Further flags of `moored serve`.
         environment: Further variables of the daemon's environment.
 
