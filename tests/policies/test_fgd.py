@@ -204,7 +204,7 @@ def test_typical_requests_accept_num_gpu_and_defaults():
     assert fgd.read_typical([{"gpus": 1, "weight": 0}]) == []
 
 
-def test_of_too_many_typical_requests_only_the_heaviest_count():
+def test_only_the_heaviest_of_too_many_typical_requests_count():
     kinds = fgd.read_typical([{"cpu_milli": n, "gpus": 1, "weight": n} for n in range(1, 400)])
     assert len(kinds) == fgd.TYPICAL_MAX
     assert kinds[0].cpu_milli == 399

@@ -130,7 +130,7 @@ class SchedulerPlane:
         def post(thing: JsonObject) -> None:
             answer = client.post(path, json=thing)
             if answer.is_error:
-                raise CommandError(f"POST {path}: {answer.status_code}: {answer.text[:500]}")
+                raise CommandError(f"POST {path} failed: {answer.status_code}: {answer.text[:500]}")
 
         with ThreadPoolExecutor(WRITERS) as pool:
             for _ in pool.map(post, objects):

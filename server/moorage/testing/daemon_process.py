@@ -82,7 +82,7 @@ def daemon(
         if data is None:
             _end_workloads(Path(folder) / "data")
         if process.returncode != 0:
-            raise ServerError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+            raise ServerError(f"the daemon ended with exit code {process.returncode}:\n{tail(log)}")
 
 
 def _end_workloads(data: Path) -> None:
