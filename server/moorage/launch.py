@@ -159,7 +159,7 @@ def _put_standard_library_first() -> None:
 
 
 def _open_standard_streams(name: str) -> None:
-    """Replace closed standard streams by /dev/null; let all streams escape characters if needed.
+    """Replace closed standard streams by /dev/null; make streams escape what they cannot encode.
 
     Without open streams, the next files would get the streams' numbers, and libuv ends a process
     with such files.

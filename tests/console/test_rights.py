@@ -1,4 +1,4 @@
-"""Operators see, but cannot change, objects of other tenants; tenants do not see these objects."""
+"""Operators see other tenants' objects, but no buttons to change them; tenants see only their own."""
 
 import subprocess
 import sys

@@ -420,7 +420,7 @@ ANOTHER = 65534
 def as_another(place: Path) -> list[str]:
     """Return a program that runs its arguments as the user `ANOTHER`.
 
-    If Python is in a home folder that this user cannot read, the program mounts Python there.
+    If Python is in a home folder that this user cannot read, a mount makes Python readable.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can run a program as another user")

@@ -26,7 +26,7 @@ WATCHERS = 50
 ROUNDS = 3
 ROUND_REQUESTS = 500
 COST_MAX = 0.33
-"""Largest fraction of CPU time for maps, usually 0.0x. A message per grant and map costs half."""
+"""Maximum fraction of CPU time for maps; usual: below 0.1. A message per grant and map costs 0.5."""
 
 
 class Map:

@@ -105,7 +105,7 @@ async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
 
 @contextlib.asynccontextmanager
 async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
-    """Raise an error in the block as soon as a process ends: a client could wait forever."""
+    """Raise an error in the block once one of these processes ends: a client may wait forever."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     watched = [os.pidfd_open(pid) for pid in pids]
 

@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(slots=True)
 class Run:
-    """The outcome of a replay with one seed; percent means the GPU milli of the whole fleet."""
+    """The outcome of a replay with one seed; percentages are of the fleet's total GPU milli."""
 
     seed: int
     requests: int

@@ -11,8 +11,8 @@ clusters:
 
 * `known`: the same two clusters, which the cell has read before and which have not changed;
 * `changed`: two clusters that have both changed since the cell's last request;
-* `in_order`: first reads: no cluster is read twice, and clusters are read in the fleet's order;
-* `in_random_order`: first reads too, of clusters drawn at random; the cell starts without
+* `in_order`: first reads (no cluster is read twice), in the fleet's order;
+* `in_random_order`: first reads of clusters drawn at random; the cell starts without
   documents, and receives them after the answers to earlier calls;
 * `lone`: first reads of clusters outside the fleet, whose documents are never sent in advance: each
   call is a round trip, so two calls take at least twice as long as a bare echo.
@@ -149,7 +149,7 @@ class _Block:
 
     added: list[float]
     asking: list[float]
-    """The part of `added` of the evaluations with a call that reached the host."""
+    """The members of `added` whose evaluations had a call that reached the host."""
     calls: int
     """Number of calls that reached the host."""
 

@@ -261,5 +261,5 @@ def _until(happened: Callable[[], bool], what: str, pause: float = POLL_SECONDS)
     deadline = time.monotonic() + READY_SECONDS_MAX
     while not happened():
         if time.monotonic() > deadline:
-            raise CommandError(f"not true within {READY_SECONDS_MAX:g} s: {what}")
+            raise CommandError(f"after {READY_SECONDS_MAX:g} s it is not yet true that {what}")
         time.sleep(pause)  # No event: other programs change the state.

@@ -50,7 +50,7 @@ EXIT_CANNOT_START: Final = 3
 PAUSE_SECONDS: Final = (0.2, 30.0)
 """Shortest and longest mean pause before the agent reconnects, in seconds."""
 PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
-"""The same for an agent with several addresses, after it tried all: a standby soon takes over."""
+"""`PAUSE_SECONDS` of an agent with several addresses, shorter since a standby soon takes over."""
 PING_SECONDS_OF_SEVERAL: Final = 2.0
 """Seconds between two pings, and for a ping's answer, if another server may have taken over. With a
 single server, the answers to beats suffice."""

@@ -131,7 +131,7 @@ def child(
 
 @contextlib.contextmanager
 def _defer_sigterm() -> Iterator[None]:
-    """Handle SIGTERM only after the block: during the start, the child would stay alive."""
+    """Defer SIGTERM to the end of the block: a child that is being started would stay alive."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.
         return
