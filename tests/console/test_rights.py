@@ -1,4 +1,4 @@
-"""Operators see other tenants' objects, but no buttons to change them; tenants see only their own."""
+"""Operators see other tenants' objects, but no buttons for changes; tenants see only their own."""
 
 import subprocess
 import sys

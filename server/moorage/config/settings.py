@@ -751,7 +751,7 @@ def settings() -> dict[str, Setting]:
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
-    """Return whether callers may distrust each other: tokens exist, or an address is remote."""
+    """Return whether callers may distrust each other: tokens exist, or other hosts can connect."""
     local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
     return _has_tokens(chosen) or not local
 
