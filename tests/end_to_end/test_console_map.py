@@ -26,7 +26,7 @@ WATCHERS = 50
 ROUNDS = 3
 ROUND_REQUESTS = 500
 COST_MAX = 0.33
-"""Maximum fraction of CPU time for maps: usually below 0.1; 0.5 with a message per grant and map."""
+"""Maximum fraction of CPU time for maps; usually below 0.1, or 0.5 if each grant is a message."""
 
 
 class Map:
