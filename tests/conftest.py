@@ -184,7 +184,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTurn:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Use more workers than cores, since tests often wait for processes, clocks or disks.
 
-    Heavy tests start more processes, and those with Ray run beside them.
+    With heavy tests, fewer workers run: these tests start more processes.
     """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # The user has chosen a number.
@@ -390,7 +390,7 @@ def podman() -> Iterator[tuple[Path, Any]]:
 def container_engine(podman: tuple[Path, Any]) -> Iterator[Any]:
     """A client of the fixture `podman`; `DOCKER_HOST` names it only for the tests of one file.
 
-    Daemons of other test files must not find it: a slow Podman would delay their
+    Daemons of other test files must not find this Podman: if it is slow, it delays their
     starts.
     """
     place, api = podman

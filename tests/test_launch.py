@@ -1,4 +1,4 @@
-"""Programs import standard modules first, and end in one line at Ctrl-C or on a full disk."""
+"""Programs import Python's own modules, and end in one line at Ctrl-C or on a full disk."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Starts and ends the programs: they import standard modules first, and end without traceback.
+"""Starts the programs: they import Python's own modules, and end without a traceback.
 
 `moored` and `moorage` run in `run_program`. Programs that they start with `command` run in `main`.
 This module imports little at its start, since it first makes sure that later imports find the
@@ -44,7 +44,7 @@ class _Remarks(_Waiting):
 
 
 class _Results(_Waiting):
-    """Standard output. A failed write ends the program: with one line, or silently."""
+    """Standard output. A failed write ends the program, silently if the reader left."""
 
     def __init__(self, program: str) -> None:
         super().__init__(_STDOUT, "w", closefd=False)
@@ -111,7 +111,7 @@ def _import_quickly(module: str) -> "Any":
 
 
 def import_structlog() -> None:
-    """Import structlog without rich, which structlog loads for tracebacks that our logs lack."""
+    """Import structlog without rich: it needs rich for tracebacks, and our logs have none."""
     if "rich" not in sys.modules:
         sys.modules["rich"] = None  # type: ignore[assignment]  # `import rich` fails by this.
         import_module("structlog")
@@ -159,7 +159,7 @@ def _put_standard_library_first() -> None:
 
 
 def _open_standard_streams(name: str) -> None:
-    """Replace closed standard streams by /dev/null; have all streams escape what they cannot show.
+    """Replace closed standard streams by /dev/null; make streams escape what they cannot encode.
 
     Without open streams, the next files would get the streams' numbers, and libuv ends a process
     with such files.

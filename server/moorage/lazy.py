@@ -1,8 +1,8 @@
 """Imports modules at their first use, for programs that seldom use them.
 
-The clients' modules import `asyncio`, `ssl` and others in this way, those of the server `httpx` and
-`pydantic`. Type checkers see the real modules. Python 3.15 has a keyword for lazy imports
-(PEP 810).
+The clients' modules import `asyncio`, `ssl` and others in this way; the server's modules do the
+same with `httpx` and `pydantic`. Type checkers see the real modules. Python 3.15 has a keyword for
+lazy imports (PEP 810).
 """
 
 from importlib import import_module

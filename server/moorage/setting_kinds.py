@@ -1,6 +1,6 @@
 """Declarations of settings: kinds that several packages use, and texts for the docs.
 
-`config` puts the settings of the daemon together, of its own and of those of each kind of backend.
+`config` combines the daemon's own settings with those of each kind of backend.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class SettingKind:
 
     Args:
         expected: The accepted values in words, for errors and the table.
-        read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
+        read: Returns the setting for a text or a TOML value; raises ValueError to refuse it.
     """
 
     expected: str
@@ -31,7 +31,7 @@ class SettingKind:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The declaration of a setting beside its type and its default.
+    """The declaration of a setting, without its type and its default.
 
     Args:
         about: The effect of the setting, for operators.

@@ -1,4 +1,4 @@
-"""Servers refuse pages of other sites, without origin, or rebound, in a real browser.
+"""Servers refuse pages of other sites, pages without origin and rebound pages, in a real browser.
 
 Each test checks that the attack reaches the server: if the browser blocks it, that proves nothing.
 """

@@ -50,7 +50,7 @@ def bearer(token: str) -> list[str]:
 
 
 def ticket(running: Running) -> dict:
-    """Return a ticket, as the server of the page gets it for its page."""
+    """Return a ticket, as the page's own web server would request it for the page."""
     answer = httpx.post(f"{running.http}/websocket-ticket", headers=KNOWN).raise_for_status()
     return answer.json()["data"]
 

@@ -381,8 +381,8 @@ RAY = [
 
 
 BENCHES = sorted(Path(__file__).parents[1].glob("backends/*/bench.py"))
-"""Modules of backends with their own test folder: a function `bench`, and `UNFINISHED` while some
-tests may fail."""
+"""Modules of backends with their own test folder. Each has a function `bench`; a true `UNFINISHED`
+allows its tests to fail."""
 
 
 def load(file: Path) -> ModuleType:

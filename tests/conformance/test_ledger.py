@@ -314,7 +314,7 @@ async def test_appends_go_on_during_a_checkpoint(ledger: Ledger, place: Place):
     assert (await read_remains(place))[2000:] == numbered_facts(6, last)
 
 
-async def test_instead_of_a_damaged_checkpoint_recovery_uses_the_previous_checkpoint(
+async def test_recovery_uses_the_previous_checkpoint_instead_of_a_damaged_one(
     ledger: Ledger, place: Place
 ):
     for seq in (2, 4, 6):

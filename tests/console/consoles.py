@@ -44,8 +44,8 @@ def open_page(chromium: Any, **options: Any) -> Iterator[Any]:
 def load_again_if_dropped(page: Any) -> None:
     """Make `goto` load the page again if Chromium drops a part of it.
 
-    Chromium drops loading files when the machine gets or loses a network interface, as other tests'
-    containers cause.
+    Chromium drops loading files when the machine gets or loses a network interface, which
+    containers of other tests cause.
     """
     load, dropped = page.goto, list[str]()
     page.on(

@@ -1,4 +1,4 @@
-"""The console works by screen reader and by keys alone, and axe finds no fault in both themes."""
+"""The console works by screen reader and by keys alone, and axe finds no fault in either theme."""
 
 from typing import Any
 

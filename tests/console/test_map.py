@@ -136,7 +136,7 @@ def small(small_server: Seeded) -> Iterator[Seeded]:
     say(small_server, {"op": "uncordon", "cluster": "east", "node": "east-n0000"})
 
 
-def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: Seeded) -> None:
+def test_the_map_lists_a_cordoned_node_whose_slots_are_all_held(page: Any, small: Seeded) -> None:
     """All slots of the node are held, so no idle slot shows by its colour that it is closed."""
     small.ask(8)
     say(small, {"op": "cordon", "cluster": "east", "node": "east-n0000"})

@@ -1,4 +1,4 @@
-"""Operators see objects of other tenants without buttons; other tenants do not see them."""
+"""Operators see other tenants' objects, but no buttons for changes; tenants see only their own."""
 
 import subprocess
 import sys

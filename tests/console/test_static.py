@@ -15,7 +15,7 @@ OWN = [path for path in SCRIPTS if VENDORED not in path.parents]
 
 
 def vendored_rows() -> dict[str, tuple[str, str, str, str]]:
-    """Return the rows of VENDORED.md, by file: package, version, licence, sum."""
+    """Return the rows of VENDORED.md, by file: package, version, licence, checksum."""
     rows = re.findall(r"^\| (.+?) \|$", (VENDORED / "VENDORED.md").read_text(), re.MULTILINE)
     cells = [row.split(" | ") for row in rows][1:]
     return {

@@ -153,7 +153,7 @@ def test_missing_objects_have_an_error_page(page: Any, console_server: Any) -> N
     page.get_by_text("The queue is empty.").wait_for()
 
 
-def test_the_page_why_lists_decisions_and_opens_a_decision_with_its_fleet(
+def test_the_why_page_lists_decisions_and_opens_a_decision_with_its_fleet(
     page: Any, console_server: Any
 ) -> None:
     page.goto(f"{console_server.console}/why")
@@ -194,7 +194,7 @@ WORDS = """async (field) => {
 }"""
 
 
-def test_the_page_why_shows_changes_that_would_make_a_request_fit_in_plain_words(
+def test_the_why_page_shows_changes_that_would_make_a_request_fit_in_plain_words(
     page: Any, console_server: Any
 ) -> None:
     page.goto(console_server.console)
@@ -228,7 +228,7 @@ def test_the_expected_start_is_a_time_a_range_or_a_reason(page: Any, console_ser
     assert "only its policy knows" in turn_text({}, resources=None)
 
 
-def test_the_page_why_shows_refusals_of_one_kind_as_one_row(page: Any, console_server: Any) -> None:
+def test_the_why_page_shows_refusals_of_one_kind_as_one_row(page: Any, console_server: Any) -> None:
     for _ in range(3):
         console_server.ask(7, resources={"gpus": 77})
     page.goto(f"{console_server.console}/why")

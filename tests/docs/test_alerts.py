@@ -71,7 +71,7 @@ def test_panels_lie_side_by_side_and_name_their_series() -> None:
 
 
 @pytest.mark.heavy
-def test_promtool_finds_no_fault(tmp_path: Path, text: str) -> None:
+def test_promtool_finds_no_fault_in_alerts_charts_and_metrics(tmp_path: Path, text: str) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
     charts = [

@@ -80,7 +80,7 @@ def tasks() -> list[str]:
 
 
 @pytest.mark.parametrize("name", tasks())
-def test_each_how_to_lists_possible_failures(name: str) -> None:
+def test_each_how_to_page_lists_possible_failures(name: str) -> None:
     text = (DOCS / "how-to" / name).read_text()
     assert "\n## What can go wrong\n" in text
     title, purpose = text.split("\n\n")[:2]

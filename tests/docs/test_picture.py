@@ -8,7 +8,7 @@ from recording import PICTURE, play
 from rich.text import Text
 
 CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b|─+")
-"""Matches parts of the recording that differ in each run: ids and times of leases, and rulers."""
+"""Matches parts of the recording that may differ: ids and times of leases, and drawn lines."""
 
 
 def letters(text: str) -> str:

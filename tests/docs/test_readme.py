@@ -61,7 +61,7 @@ def test_quick_starts_have_ten_lines_at_most() -> None:
     assert all(len(each.splitlines()) <= EXAMPLE_LINES_MAX for each in blocks)
 
 
-def test_named_make_targets_exist() -> None:
+def test_make_targets_that_pages_name_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)`?$", README, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

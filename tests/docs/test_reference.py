@@ -115,7 +115,7 @@ def test_every_code_and_setting_is_in_the_reference(pages) -> None:
 @pytest.mark.parametrize(
     "name", sorted({*EXTERNAL_SERVICES, *EXECUTION_NAMES, *OTHER_NAMES, CONFIG_FILE})
 )
-def test_every_other_variable_is_in_the_reference(text: str, name: str) -> None:
+def test_every_variable_beside_the_settings_is_in_the_reference(text: str, name: str) -> None:
     assert f"`{name}`" in text
 
 

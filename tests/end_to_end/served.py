@@ -125,7 +125,7 @@ class Server:
         return self.running.log.read_text()
 
     def _check(self, response: httpx.Response) -> None:
-        """Check every small exchange against the interface description that the server serves."""
+        """Check a response against the served interface description, unless it is large."""
         request = response.request
         length = int(response.headers.get("content-length", CHECKED_BYTES_MAX + 1))
         if request.url.path == "/openapi.json" or length > CHECKED_BYTES_MAX:
@@ -158,7 +158,7 @@ class Server:
     ):
         """Return a new socket, with the given token or the server's.
 
-        With a bound for unread messages, a close waits 10 s if there are more.
+        With `unread_max`, the close of the socket takes 10 s if more messages are unread.
         """
         given = bearing(bearer) if bearer else headers or self.headers
         options = {"compression": None, "max_size": None, "max_queue": unread_max}

@@ -51,7 +51,7 @@ def answer(raw: ClientConnection) -> wire.Instruction:
 
 
 def call(raw: ClientConnection, order: type) -> wire.AgentCall:
-    """Return the server's next call to the agent whose order has a given type."""
+    """Return the server's next call whose order has the given type; skip other calls."""
     while True:
         found = answer(raw)
         if isinstance(found, wire.AgentCall) and isinstance(found.order, order):

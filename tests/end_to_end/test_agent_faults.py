@@ -37,7 +37,7 @@ TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_AGENT_LOST_SECONDS": "3"}
 DAY = 86_400.0
 LINES = 100
-"""Lines that a command writes in 5 s, longer than a machine may be disconnected."""
+"""Number of lines that a command writes in 5 s: a machine may be disconnected for less."""
 
 
 @pytest.fixture(scope="module")

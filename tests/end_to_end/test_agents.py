@@ -35,7 +35,7 @@ pytestmark = pytest.mark.heavy
 TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
 PAGE = 4_096
-"""The smallest buffer that a pipe may have."""
+"""Bytes of the smallest possible buffer of a pipe."""
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def running(fleet: Fleet, command: str) -> Iterator[Popen[str]]:
         yield run
 
 
-def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
+def test_moorage_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     with running(fleet, COUNTING.format(go=fleet.folder / "go")) as run:
         assert run.stdout is not None

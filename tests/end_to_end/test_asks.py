@@ -25,7 +25,7 @@ def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
 
 
 def test_an_empty_idempotency_key_is_no_key(server):
-    """And an empty list of clusters, which existing clients send, means all of them."""
+    """Likewise, an empty list of clusters, which old clients send, means all clusters."""
     for key, leases in (("", 2), ("mine", 1)):
         terms = {"ttl_seconds": 60, "idempotency_key": key}
         replies = [hold(server, lease=terms, clusters=[]) for _ in range(2)]
@@ -38,7 +38,7 @@ def test_the_refusal_of_a_message_that_is_too_deep_has_its_id(server):
     assert (reply["id"], reply["error"]["code"]) == (5, "bad_message")
 
 
-def test_unknown_fields_warn_and_suggest(server):
+def test_a_warning_about_an_unknown_field_suggests_a_name(server):
     message = ask_message(resources={"gpus": 1}, leese={"ttl_seconds": 60}, zzz=1)
     warnings = [
         "leese: unknown field, it was ignored (did you mean lease?).",
@@ -55,7 +55,7 @@ def test_unknown_fields_warn_and_suggest(server):
     assert server.say(described)[0]["warnings"][:2] == warnings
 
 
-def test_a_model_that_no_node_has_is_refused_with_the_existing_ones(server):
+def test_the_refusal_of_a_model_that_no_node_has_lists_the_models(server):
     wanted = {"gpus": 1, "models": ["h100"]}
     error = server.ask(resources=wanted, lease={})["error"]
     assert (error["code"], error["models"]) == ("never_fits", ["A100", "H100"])
@@ -246,7 +246,7 @@ def test_each_bad_message_gets_a_single_reply_that_names_the_field(server, messa
 
 
 def test_consecutive_request_ids_begin_with_the_same_digits_and_differ(server):
-    """Similar ids keep a commit to few pages of the ledger's index."""
+    """With similar ids, a commit changes few pages of the ledger's index."""
     ids = [server.ask(resources={"gpus": 1}, id=number)["request"] for number in range(20)]
     assert len(set(ids)) == 20
     assert len({each[:4] for each in ids}) <= 2  # 256 ids share a beginning.

@@ -88,7 +88,7 @@ COMMAND = {"command": ["x"]}
         ),
     ],
 )
-def test_an_unstartable_request_is_refused_before_a_lease(server, spec, code, field):
+def test_a_workload_that_cannot_start_is_refused_before_the_grant(server, spec, code, field):
     provision = {"backend": "local", "spec": spec}
     error = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)["error"]
     assert error["code"] == code

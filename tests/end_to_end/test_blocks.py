@@ -157,7 +157,7 @@ def test_the_default_mode_of_blocks_is_dry_run_and_select_clusters_stops_after_t
         {"clusterMetricsQuery": {"variable": FREE, "operator": ">", "value": "8000"}},
     ],
 )
-def test_filters_are_accepted_bare_enveloped_and_in_the_form_of_existing_blocks(site, where):
+def test_a_filter_is_accepted_in_each_form(site, where):
     selection = say(site, block(where=where), mode="select_clusters")
     assert [each["id"] for each in selection["clusters"]] == ["two"]
 

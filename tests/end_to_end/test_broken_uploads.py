@@ -27,7 +27,7 @@ EVAL = "    def eval(self, parameters, input_data, context): return input_data['
 GOOD = HEAD + INIT + EVAL
 
 Broken = dict[str, Any]
-"""Broken uploads by a part of the expected error: a document, bytes, or a function."""
+"""Maps a part of the expected error to the upload: a document, bytes, or a function."""
 
 
 def document(**more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tests of filter and search at a daemon: over the socket, at `/allocate`, and at endpoints."""
+"""Tests of filter and search at a daemon: over the socket, and over HTTP."""
 
 import json
 
@@ -142,7 +142,7 @@ def test_without_candidates_no_policy_is_evaluated(server):
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
+def test_a_policy_ranks_the_clusters_that_the_filter_rule_finds(server, wrap):
     def search(*more, **parameters):
         body = ranking(CHEAPEST, *more, **parameters)
         if wrap:
@@ -227,7 +227,7 @@ def test_a_ranking_policy_that_never_ends_delays_no_other_request(server):
         assert read_message(socket)["error"]["code"] == "policy_timeout"
 
 
-def test_surplus_clusters_yield_a_warning():
+def test_clusters_beyond_the_limit_yield_a_warning():
     with serving(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as small:
         small.fill(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})

@@ -51,7 +51,7 @@ async def names_until(news: Watch, last: str) -> list[str]:
     return names
 
 
-async def test_after_a_takeover_waiters_keep_their_order_and_news_and_renewals_continue(
+async def test_waiters_keep_their_order_and_news_and_renewals_continue_after_a_takeover(
     pair: tuple[One, One],
 ):
     writer, other = pair
@@ -85,7 +85,7 @@ async def test_after_a_takeover_waiters_keep_their_order_and_news_and_renewals_c
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_after_a_takeover_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how):
+def test_commands_and_workloads_of_agents_continue_after_a_takeover(pair, storage, tmp_path, how):
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")

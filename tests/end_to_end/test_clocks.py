@@ -19,7 +19,7 @@ file, real = os.open(os.environ["CALENDAR"], os.O_RDONLY), time.time
 off = mmap.mmap(file, 8, mmap.MAP_SHARED, mmap.PROT_READ)
 time.time = lambda: real() + struct.unpack("d", off)[0]
 """
-"""A simulated calendar: a file has its shift in seconds."""
+"""Code that shifts the calendar of a process by the seconds in a file."""
 
 
 def test_a_daemon_that_resumes_after_a_stop_signal_reads_renewals_sent_before(tmp_path):
@@ -96,7 +96,7 @@ def test_a_lease_keeps_its_duration_over_a_restart_with_another_calendar(tmp_pat
         server.release(lease)
 
 
-def test_times_in_replies_follow_a_calendar_that_is_set(tmp_path, offset):
+def test_times_in_replies_follow_a_change_of_the_calendar(tmp_path, offset):
     shift(offset, -HOURS)
     with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))

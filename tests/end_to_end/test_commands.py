@@ -396,7 +396,7 @@ def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
         assert (state, said in detail) == ("broken", True), detail
 
 
-def test_doctor_names_its_own_server_if_another_has_the_port(
+def test_doctor_names_its_own_server_if_another_server_has_the_port(
     data: Path, running: Running, tmp_path: Path
 ) -> None:
     with daemon(tmp_path / "other") as other:
@@ -418,9 +418,9 @@ ANOTHER = 65534
 
 
 def as_another(place: Path) -> list[str]:
-    """Return a program that runs its arguments as a user to whom Python is shown elsewhere.
+    """Return a program that runs its arguments as the user `ANOTHER`.
 
-    Python may be in a home that is closed to this user.
+    If Python is in a home folder that this user cannot read, a mount makes Python readable.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can run a program as another user")
@@ -433,7 +433,7 @@ def as_another(place: Path) -> list[str]:
 
 
 def moored_of_another(place: Path, *words: str | Path, **variables: str) -> list[str]:
-    """Run a command that is refused as another user; return the lines of its stderr."""
+    """Run a command as another user; it must be refused; return the lines of its stderr."""
     command = [*as_another(place), sys.executable, "-P", "-m", "moorage", *words]
     done = ran(*command, **variables)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -521,7 +521,7 @@ def test_doctor_reaches_a_server_behind_a_forwarded_port(running: Running, tmp_p
         assert (state, "a healthy server runs there already" in detail) == ("ok", True)
 
 
-def test_root_starts_no_server_in_the_folder_of_another_ones(tmp_path: Path) -> None:
+def test_root_starts_no_server_in_the_folder_of_another_user(tmp_path: Path) -> None:
     program = as_another(tmp_path)
     name = pwd.getpwuid(ANOTHER).pw_name
     with tempfile.TemporaryDirectory() as folder:

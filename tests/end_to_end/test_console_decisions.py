@@ -1,4 +1,4 @@
-"""Tests of pages of decisions, of the fleet at a decision, and of the playground with it."""
+"""Tests of pages of decisions, of the fleet at a decision, and of trials on such a fleet."""
 
 import base64
 import json

@@ -26,7 +26,7 @@ WATCHERS = 50
 ROUNDS = 3
 ROUND_REQUESTS = 500
 COST_MAX = 0.33
-"""Largest cost of maps; usually some hundredths. A message per grant and map would cost half."""
+"""Maximum fraction of CPU time for maps; usually below 0.1, or 0.5 if each grant is a message."""
 
 
 class Map:
@@ -155,7 +155,7 @@ def memory_mib(pid: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def test_a_page_that_stops_reading_later_gets_one_whole_map_instead_of_news():
+def test_a_page_that_did_not_read_gets_one_whole_map_instead_of_news():
     """Names that do not compress make snapshots of about 200 kB, which fill buffers at once."""
     wide = cluster("wide", nodes=3_000, gpus=1)
     for number, node in enumerate(wide["nodes"]["nodeData"]):

@@ -138,7 +138,7 @@ def test_only_the_repair_command_accepts_a_loss_and_no_device_is_granted_twice(d
         assert server.log() == ""
 
 
-def test_the_error_of_why_reports_since_when_the_history_exists(tmp_path):
+def test_the_error_of_why_names_the_start_of_the_history(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
     with serving(tmp_path, environment=days) as server:
         server.fill(cluster("east", nodes=1, gpus=8))

@@ -137,7 +137,7 @@ def test_an_impossible_execution_at_an_executor_is_refused_with_a_code(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
+def test_a_server_is_also_an_executor_for_foreign_clients(pair):
     body = {"policy_rule_uri": "counts:1-x", "input_data": {"anything": 1}, "parameters": {}}
     answer = pair[1].http.post("/executor/moorage/execute_policy", json=body).json()
     assert answer["success"]

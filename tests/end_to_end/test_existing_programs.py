@@ -1,4 +1,4 @@
-"""Unchanged documents, bodies and programs of existing users work with a real daemon."""
+"""Documents, bodies and programs for the original services work unchanged with a daemon."""
 
 import base64
 import io
@@ -243,7 +243,7 @@ def test_a_search_is_limited_to_the_clusters_of_its_filter(server):
 
 
 def test_credentials_in_the_url_of_the_server_are_enough(tmp_path, monkeypatch):
-    """A changed address is all that existing programs need."""
+    """Old programs work after a change of the address alone."""
     with daemon(tmp_path, environment={"MOORAGE_TOKENS": "team-a:s3cret"}) as running:
         http, ws = running.http, running.ws
         for user in ("user", "team-a", ""):

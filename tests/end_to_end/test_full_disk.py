@@ -1,4 +1,4 @@
-"""On a full disk, the daemon grants no new lease, ends leases, and loses no lease."""
+"""On a full disk, the daemon grants no new lease, can end leases, and loses no lease."""
 
 import json
 

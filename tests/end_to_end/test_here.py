@@ -116,7 +116,7 @@ def serve_named(name: str, data: Path) -> Iterator[Server]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a machine")
-def test_a_renamed_machine_keeps_node_leases_and_workloads(tmp_path):
+def test_a_renamed_machine_keeps_its_node_and_leases_and_workloads(tmp_path):
     data, mark = tmp_path / "data", f"{os.getpid()}.25"
     with serve_named("old-name", data) as server:
         command = {"backend": "local", "spec": {"command": ["sleep", mark]}}

@@ -90,7 +90,7 @@ def call(server, operation, bodies):
 
 
 def order(operation):
-    """Create shared objects first, and remove them last."""
+    """Return a sort key: operations that create objects come first, those that remove them last."""
     method = operation.partition(" ")[0]
     rank = {"POST": 0, "PUT": 1, "DELETE": 2}[method]
     last = LAST.index(operation) if operation in LAST else -1

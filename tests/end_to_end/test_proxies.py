@@ -59,7 +59,7 @@ PROXIES: Final = {
     "caddy": ("Caddyfile", "caddy run --config site.conf --adapter caddyfile"),
     "haproxy": ("haproxy.cfg", "haproxy -db -f site.conf"),
 }
-"""By program: its file, and its command for a folder."""
+"""For each program: its file, and its command for a folder."""
 
 Edit = Callable[[str], str]
 
@@ -271,7 +271,7 @@ async def test_clients_need_a_certificate_if_the_configuration_of_the_proxy_dema
 def test_haproxy_with_both_lines_for_certificates_refuses_clients_without_a_certificate(
     server: Server, tmp_path: Path
 ) -> None:
-    """Linux spreads connections over both lines; the test tries until it meets the other one."""
+    """Linux spreads connections over both lines; the test connects until it has met both."""
     seen = set()
     with serve(find_program("haproxy"), server, tmp_path / "proxy", uncomment) as site:
         for _ in range(40):

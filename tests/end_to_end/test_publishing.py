@@ -126,7 +126,7 @@ def test_a_version_to_which_an_alias_may_point_is_deleted_only_by_force(swap):
     run(swap, "policy", "delete", TWO, "--force")
 
 
-def test_of_simultaneous_activation_and_deletion_of_a_version_one_succeeds(swap):
+def test_either_the_activation_or_the_deletion_of_a_version_succeeds(swap):
     """The first call wins; no alias is left with a deleted version."""
     third = "swap:3-short"
     body = {"json": {"policy_rule_uri": third}}

@@ -68,7 +68,7 @@ def ask(server: Server, spec: dict, count: int = 1, **more) -> dict:
 
 
 def clear(world: RayWorld) -> None:
-    """End what daemons started, and restore the nodes of the beginning."""
+    """End what daemons started, and restore the initial nodes."""
     world.mend()
     for name in world.actors():
         with contextlib.suppress(ValueError):  # The actor has ended meanwhile.
@@ -109,7 +109,7 @@ def test_run_prints_the_output_of_a_command_on_ray(ray_world, ray_server, tmp_pa
     assert reply["error"]["field"] == "provision.spec"
 
 
-def test_after_its_deletion_the_document_of_a_ray_cluster_is_registered_again(ray_server):
+def test_a_deleted_document_of_a_ray_cluster_is_registered_again(ray_server):
     assert ray_server.http.delete("/clusters/ray").status_code == 200
     until(lambda: gpus(ray_server) == 8, 120)
 

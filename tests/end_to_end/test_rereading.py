@@ -119,7 +119,7 @@ def test_the_log_names_changed_settings_that_need_a_restart(first):
     assert line["changed"] == ["candidates_max", "ray_cluster"]
 
 
-def test_the_end_of_its_terminal_ends_the_daemon(tmp_path):
+def test_a_daemon_ends_with_its_terminal(tmp_path):
     """Without its terminal no Ctrl-C can reach the daemon, so SIGHUP ends it."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]

@@ -295,7 +295,7 @@ def test_a_client_continues_with_the_new_token_in_its_token_file(
     assert serve_roles.moorage("leases", **without).returncode == 0
 
 
-def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:
+def test_a_server_without_tokens_requires_one_once_it_exists(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         with server.socket() as socket:
             assert tell(socket, {"op": "fleet"})["success"]

@@ -253,7 +253,7 @@ def test_a_late_ctrl_c_ends_a_command_whose_server_is_gone(environment, tmp_path
             assert process.returncode == 128 + signal.SIGINT
 
 
-def test_output_of_a_command_after_the_signal_is_passed_on(server, environment, tmp_path):
+def test_output_that_a_command_writes_after_the_signal_is_printed(server, environment, tmp_path):
     """The last output of a job, such as where it saved its work, matters to its user."""
     begun = tmp_path / "begun"
     script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "

@@ -100,7 +100,7 @@ def test_the_report_of_a_shadow_shows_a_difference_with_its_cost(side):
     assert found["cost"] == {"refused": 0, "gpus_opened": 0, "nodes_opened": 1}
 
 
-def test_the_schemas_of_a_shadow_hold_for_the_shadow(side):
+def test_inputs_of_a_shadow_are_checked_by_its_own_schemas(side):
     taken = "int(input_data['inputs']['take'])"
     body = PICKS.format(0).replace('gpus[:input_data["resources"]["gpus"]]', f"gpus[:{taken}]")
     schema = {"take": {"type": "number", "max": 2, "default": 1}}
@@ -131,7 +131,7 @@ def test_a_broken_shadow_changes_no_answer_and_is_reported(side, candidate, code
 
 
 def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Activate a version by the command, which does not test the version first."""
+    """Run `moorage policy activate --no-test` with these arguments."""
     return server.moorage("policy", "activate", "--no-test", *arguments)
 
 
@@ -175,7 +175,7 @@ def test_a_slow_shadow_delays_no_request_and_skipped_requests_are_counted(side):
     assert report(side)["asked"] == 0, "the counts of another candidate start at 0"
 
 
-def test_a_shadow_is_reported_by_command_http_and_metrics_and_ended(side):
+def test_a_shadow_is_in_metrics_and_alias_until_it_ends(side):
     begin(side, LAST)
     for number in range(MANY):  # One by one, so that the candidate's cell is free for each.
         side.ask("side", resources={"gpus": 1})

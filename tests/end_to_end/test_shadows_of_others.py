@@ -1,4 +1,4 @@
-"""A shadow of another tenant sees an alias's requests, but its owner cannot read them."""
+"""A shadow of another tenant sees an alias's requests, but that tenant cannot read them."""
 
 import pytest
 from served import Server, ask_message, cluster, policy, until

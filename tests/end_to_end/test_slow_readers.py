@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
 READERS = 20
 CPU_SECONDS_MAX = 0.25
 CALM_ROUND_TRIPS = 100
-"""Small requests in a row without work for the slow readers: their buffers are then full."""
+"""After this number of small requests without other work, the slow readers' buffers are full."""
 CALM_CPU_SECONDS_MAX = 0.005
 ROUND_SECONDS_MAX = 120
 UPGRADE = (

@@ -1,4 +1,4 @@
-"""A standby answers requests that only read like the leader."""
+"""A standby gives the same answers as the leader to requests that only read."""
 
 import json
 import signal

@@ -206,7 +206,7 @@ def test_a_password_in_an_argument_is_refused(tmp_path: Path) -> None:
         assert "hunter2" not in said.stderr
 
 
-def test_a_data_folder_has_the_servers_and_the_backups_of_one_database(
+def test_a_data_folder_used_with_a_database_refuses_servers_and_backups(
     postgres, tmp_path: Path
 ) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"

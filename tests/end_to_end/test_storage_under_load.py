@@ -81,7 +81,7 @@ def check(server: Server, leases: dict[str, int], later: dict[str, int] | None =
 
 
 def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Path):
-    """The server ends with the session of ledger or lock, and opens all other sessions again."""
+    """If the session of ledger or lock ends, the server ends; it opens other sessions again."""
     address, data = postgres.database(), str(postgres.folder / "data")
     leases: dict[str, int] = {}
 

@@ -163,7 +163,9 @@ def test_a_standby_takes_over_after_a_kill(
     assert "token.created" in last
 
 
-def test_a_frozen_server_answers_and_stores_nothing_afterwards(pair: tuple[One, One], storage: str):
+def test_a_server_frozen_in_a_takeover_answers_and_stores_nothing(
+    pair: tuple[One, One], storage: str
+):
     (first, frozen, _), (second, *_) = pair
     held = grant(first)
     with first.socket() as asking, first.socket() as reading:

@@ -190,7 +190,7 @@ def test_with_an_authority_of_clients_both_ports_demand_a_certificate(
             door(strict, ours.context())
 
 
-def test_clients_show_the_certificate_that_their_files_have_at_that_time(
+def test_clients_show_the_certificate_in_their_files_at_the_connection(
     tmp_path: Path, strict: Running, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = ours.sign("a client")

@@ -70,7 +70,7 @@ class Receiver:
         return Handler
 
     def of(self, trace: str, names: list[str]) -> dict:
-        """Wait until a trace has a number of spans; return the spans by name."""
+        """Wait until a trace has the spans `names`, and no others; return them by name."""
         until(lambda: len([s for s in self.spans if s.trace_id.hex() == trace]) >= len(names))
         found = {s.name: s for s in self.spans if s.trace_id.hex() == trace}
         assert sorted(found) == sorted(names)

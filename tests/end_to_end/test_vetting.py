@@ -12,7 +12,7 @@ ECHO = "return input_data['inputs']['answer']"
 ASK_MESSAGE = {
     "request": {"inputs": {"answer": {"cluster_id": "lab", "node_id": "node-1", "gpus": ["0"]}}}
 }
-"""The message of an example, whose policy returns this placement on the default fleet."""
+"""An example whose `answer` the policy `ECHO` returns: a placement on the default fleet."""
 
 
 def publish(server, *examples, body=ECHO, **more):

@@ -117,7 +117,7 @@ def test_the_next_equal_request_gets_the_same_process(server):
     assert (stopped["id"], stopped["phase"]) == (second["id"], "stopped")
 
 
-def test_a_failed_reset_is_given_as_the_reason_in_all_reports(server):
+def test_all_reports_name_a_failed_reset_as_the_reason_of_the_end(server):
     given = provision(reset_command=["sh", "-c", "echo no such table >&2; exit 3"])
     lease = run(server, provision=given)
     server.in_state(lease, "active")

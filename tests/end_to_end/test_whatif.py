@@ -244,7 +244,7 @@ def test_the_command_line_prints_what_if_answers(server, tmp_path):
 
 
 def test_a_what_if_respects_quota_reserved_for_an_overtaken_waiter(server):
-    """A waiter was overtaken as often as allowed, by a smaller request of its own tenant."""
+    """A waiter was overtaken the maximum number of times, by its own tenant's smaller requests."""
     server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
     hold(server, 2)
     with server.socket() as socket:

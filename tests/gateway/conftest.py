@@ -1,4 +1,4 @@
-"""Fixtures with a gateway on a real socket, before a small but complete daemon."""
+"""Fixtures with a gateway on a real socket, in front of a small but complete daemon."""
 
 import asyncio
 import contextlib
@@ -159,7 +159,7 @@ class Client:
         return SessionId(self.socket.response.headers[SESSION_HEADER])
 
     async def resume(self, session: str, **fields: Any) -> dict[str, Any]:
-        """Open a session, and return the first message."""
+        """Ask to resume a session over this connection; return the reply."""
         await self.say(json.dumps({"op": "resume", "session": session, **fields}))
         return await self.reply()
 

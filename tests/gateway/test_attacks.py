@@ -253,7 +253,7 @@ async def test_a_client_that_floods_pings_and_reads_nothing_is_slowed_and_droppe
     assert port.gateway.stats().slow_readers_total == 1
 
 
-async def test_a_ping_flood_does_not_delay_answers_to_others(port):
+async def test_a_ping_flood_does_not_delay_answers_to_other_clients(port):
     attacker = await port.attacker()
     flood = asyncio.create_task(attacker.write(attacker.frame(PING, b"x") * 20_000))
     pongs = asyncio.create_task(attacker.close_code())

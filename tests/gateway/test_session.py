@@ -172,7 +172,7 @@ async def test_parked_messages_beyond_their_limit_count_as_open(open_port):
     assert {(await client.reply())["id"] for _ in range(20)} == set(range(20))
 
 
-async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open_port):
+async def test_messages_beyond_the_limit_are_refused_as_busy(open_port):
     port = await open_port(inflight_max=8, parked_max=20)
     client = await port.client()
     patient = {"lease": {"wait_seconds": 60}}

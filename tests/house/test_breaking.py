@@ -1,4 +1,4 @@
-"""Tests of the check that tells breaking from harmless changes of the specifications."""
+"""Tests of the check that distinguishes breaking changes of specifications from harmless ones."""
 
 import importlib.util
 import json

@@ -45,7 +45,7 @@ def dead_citations(files: list, folder: Path) -> list[str]:
 
 
 def leading_nowhere(files: list) -> list[str]:
-    """Return the lines that cite by number, or a page without its place."""
+    """Return the lines that cite a page or section by number, or a page without its folder."""
     return [
         f"{each.name}:{number}: {line.strip()}"
         for each in files

@@ -21,7 +21,7 @@ DIRECT_MAX = 7
 SERVER_ONLY = {"starlette", "uvicorn", "uvloop", "prometheus-client"}
 SECONDS_MAX = 60
 MIB_MAX = 60
-"""Size of the packages that `pip install moorage` adds, without Moorage itself and pip."""
+"""Maximum MiB of the packages that `pip install moorage` adds, without Moorage itself and pip."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -179,7 +179,7 @@ def test_commands_that_need_the_server_name_the_extra(client: Run, command: list
     assert "pip install 'moorage[server]'" in ran.stderr
 
 
-def test_trying_a_policy_names_the_extra(client: Run, tmp_path: Path) -> None:
+def test_the_error_of_policy_test_names_the_extra(client: Run, tmp_path: Path) -> None:
     (tmp_path / "policy.py").write_text("class AIOSv1PolicyRule: ...\n")
     ran = client("moorage", "policy", "test", str(tmp_path / "policy.py"))
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)

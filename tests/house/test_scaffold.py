@@ -23,7 +23,7 @@ OUTSIDE_MAX = 3
 
 
 @pytest.mark.parametrize("name", ["aws", "kubernetes", "ray"])
-def test_few_files_outside_its_folder_name_a_backend(root: Path, sources, name: str) -> None:
+def test_few_files_outside_the_folder_of_a_backend_name_it(root: Path, sources, name: str) -> None:
     """Such a file imports a backend, has its name, uses its settings, or describes it."""
     words = [
         f"moorage.backends.{name}",

@@ -129,7 +129,7 @@ def give(fleet, value, demand):
 
 
 def steps_of(demands, size_max):
-    """Return a strategy for changes of a fleet: demands, releases, and replaced nodes."""
+    """Return a Hypothesis strategy for changes of a fleet: demands, releases, replaced nodes."""
     step = st.one_of(
         st.tuples(st.just("ask"), demands),
         st.tuples(st.just("release"), st.integers(0, 5)),

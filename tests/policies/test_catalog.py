@@ -81,6 +81,6 @@ def test_a_publication_may_have_its_own_defaults_under_its_own_version():
     assert catalog.document("spread")["policy_parameters"] == {"cpu_weight": 0.5}
 
 
-def test_the_error_for_an_unknown_policy_lists_the_known_ones():
+def test_the_error_for_an_unknown_policy_lists_the_known_policies():
     with pytest.raises(KeyError, match=r"no shipped policy 'worst_fit'.*best_fit"):
         catalog.document("worst_fit")

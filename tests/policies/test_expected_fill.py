@@ -92,7 +92,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """Return V by the definition in the policy's docstring, computed slowly."""
+    """Computes V slowly, by the definition in the policy's docstring."""
 
     def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
@@ -223,7 +223,7 @@ def test_the_decisions_of_the_policy_agree_with_its_definition(
         take(fleet, value, demand)
 
 
-def test_of_equal_nodes_the_first_is_taken_and_of_equal_gpus_the_first():
+def test_the_first_of_equal_nodes_and_the_first_of_equal_gpus_are_taken():
     fleet, policy = fleet_of([(64, 4, "A")] * 3), new_policy("expected_fill")
     value = ask(policy, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
     assert (value["node_id"], value["gpus"]) == ("n0", ["0"])

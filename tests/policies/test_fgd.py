@@ -169,7 +169,7 @@ def test_gpus_that_a_replica_counts_as_taken_twice_count_as_full():
     assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
-def test_with_more_sorts_of_gpus_than_the_limit_requests_are_still_placed():
+def test_requests_are_placed_with_more_sorts_of_gpus_than_the_limit():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
     fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]
@@ -204,7 +204,7 @@ def test_typical_requests_accept_num_gpu_and_defaults():
     assert fgd.read_typical([{"gpus": 1, "weight": 0}]) == []
 
 
-def test_of_too_many_typical_requests_only_the_heaviest_count():
+def test_only_the_heaviest_of_too_many_typical_requests_count():
     kinds = fgd.read_typical([{"cpu_milli": n, "gpus": 1, "weight": n} for n in range(1, 400)])
     assert len(kinds) == fgd.TYPICAL_MAX
     assert kinds[0].cpu_milli == 399

@@ -24,7 +24,7 @@ def rank(documents=DOCUMENTS, policy=None, **parameters):
     return [document["id"] for document in found]
 
 
-def test_the_most_similar_documents_come_first_without_the_reference():
+def test_the_most_similar_documents_come_first_and_the_reference_is_left_out():
     assert rank(like="mid", weights={"gpus.count": 1}) == ["small", "tiny", "big"]
     assert rank(like={"gpus": {"count": 60}}, weights={"gpus.count": 1})[0] == "big"
     assert rank(like={"tags": ["us"]})[0] == "tiny"

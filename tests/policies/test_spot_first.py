@@ -45,7 +45,7 @@ def test_the_order_of_the_types_is_a_parameter():
     ]
 
 
-def test_without_the_parameter_for_other_types_only_named_types_are_used():
+def test_only_named_types_are_used_without_the_parameter_for_other_types():
     assert Site("on-demand", "spot", None).fill(order=["spot"], others=False) == ["n1"]
     assert Site("on-demand").fill(order=[], others=False) == []
 

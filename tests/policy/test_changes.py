@@ -91,7 +91,7 @@ def test_place_packs_or_spreads_gangs():
     assert spread_rows(view, Demand(nodes=2, topology="rack"), scores) == [3, 2]
 
 
-def test_invalid_scores_are_refused_with_the_node():
+def test_the_refusal_of_invalid_scores_names_the_fault():
     view, demand = FleetView(site()), Demand(gpus=1)
     for wrong, found in (
         ([1, 2], r"shape \(2,\)"),

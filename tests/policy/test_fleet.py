@@ -1,4 +1,4 @@
-"""The columns of a fleet give one answer on feasibility, and replicas stay equal to them."""
+"""All checks of feasibility of a fleet agree, and replicas stay equal to the fleet."""
 
 from itertools import combinations
 
@@ -39,7 +39,7 @@ def fleet_of(*clusters: Cluster) -> Fleet:
 
 
 @given(walks(), demands)
-def test_a_node_is_feasible_exactly_without_misfits(walk: Walk, demand: Demand) -> None:
+def test_a_node_is_feasible_exactly_if_it_has_no_misfit(walk: Walk, demand: Demand) -> None:
     misfits = walk.fleet.misfits(demand)
     assert (walk.fleet.feasible(demand) == (misfits == Misfit.FITS)).all()
     for row in range(len(walk.fleet)):

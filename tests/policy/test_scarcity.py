@@ -108,7 +108,7 @@ def test_the_value_of_a_copy_of_a_demand_does_not_depend_on_the_size_of_the_flee
     assert found[0] == found[1] == 1000 / (1 + 400 / 2) ** 2
 
 
-def test_each_kind_of_request_has_the_shares_of_the_fleet_that_suit_it_and_fit_it():
+def test_each_kind_of_request_has_its_shares_of_suitable_and_of_fitting_gpus():
     fleet = fleet_of("AAB")
     view = FleetView(fleet)
     kinds = [

@@ -60,7 +60,7 @@ def test_kinds_of_requests_with_several_gpus_take_whole_gpus():
     assert read_typical([{"gpus": 1, "gpu_milli": 300}])[0].milli == 300
 
 
-def test_of_too_many_kinds_of_requests_only_the_most_frequent_count():
+def test_only_the_most_frequent_of_too_many_kinds_of_requests_count():
     kinds = mix([RequestKind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
     assert len(kinds) == room.KINDS_MAX
     assert kinds[0].cpu_milli == room.KINDS_MAX + 49
@@ -70,7 +70,7 @@ def test_of_too_many_kinds_of_requests_only_the_most_frequent_count():
 
 
 def feed(learner, context, demands, *, through_json=False):
-    """Show the learner these demands; return the counts after which it wants a new read."""
+    """Let the learner observe these demands; return the counts after which its mix was new."""
     readings = []
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):

@@ -122,7 +122,7 @@ async def test_unknown_paths_and_methods_are_refused(client):
     assert (under.status_code, under.json()["details"]["code"]) == (405, "unsupported")
 
 
-async def test_a_wrong_method_is_answered_with_the_allowed_ones(client):
+async def test_the_answer_to_a_wrong_method_lists_the_allowed_methods(client):
     for path, known in (
         ("/clusters", "POST"),
         ("/clusters/c1", "DELETE, GET, PUT"),

@@ -31,7 +31,7 @@ CLOSE = "Connection: close\r\n"
 
 @pytest.mark.parametrize("tokens", [{None: "local"}, {"key": "ann"}], ids=["open", "tokens"])
 class TestPages:
-    """The checks run with and without tokens, since a page may know one."""
+    """The checks run with and without tokens: a page may know a token."""
 
     @pytest.mark.parametrize(
         ("headers", "field"),

@@ -48,7 +48,7 @@ MERGED = {
 
 @pytest.mark.parametrize("path", MERGED)
 async def test_a_put_of_a_document_changes_only_the_named_fields(client, path):
-    """The databases of existing servers do the same, and create missing metrics."""
+    """The databases of the original services do the same, and create missing metrics."""
     first = {"tags": ["a"], "config": {"urlMap": {"u": 1}}, "count": 1}
     made = await client.put(path, json=first)
     assert made.status_code == (404 if MERGED[path] else 201)
@@ -85,7 +85,7 @@ async def test_the_document_after_a_change_is_checked(client):
 
 @pytest.mark.parametrize("kind", ["clusters", "blocks", "cluster", "block"])
 async def test_a_query_is_answered_by_pages(client, kind):
-    """`options` beside the `query`, as documented for blocks."""
+    """The body has `options` beside the `query`, as documented for blocks."""
     key = {"cluster": "clusterId", "block": "blockId"}.get(kind, "id")
     for name in ("a", "b", "c"):
         made = await client.post(f"/{kind}", json={key: name, "tags": ["t"]})

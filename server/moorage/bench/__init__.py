@@ -1,1 +1,1 @@
-"""`moored bench` and `moored replay`: load tests of a real daemon, one file per figure."""
+"""Load tests of a real daemon, for `moored bench` and `moored replay`."""

@@ -1,6 +1,7 @@
-"""An echo server on the same socket stack: the baseline for the daemon's speed.
+"""An echo server on the daemon's socket stack: the baseline for the daemon's speed.
 
-As a program (`python -m moorage.bench.echo`), it prints one JSON line with its address.
+As a program (`python -m moorage.bench.echo`), it prints its address as one
+JSON line once it listens.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`moored bench`: Moorage's speed on this machine, as ratios to a baseline of the same run.
 
-`grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
-on the same socket stack with the same client, and the processor time of each. `sandbox`: an
-evaluation in the jail, against the same call in-process. `kubernetes`: grants, beside pods of
-kube-scheduler on the same nodes.
+`grants`: durable grants per second through socket, the jailed policy `fgd` and the ledger, compared
+with a bare echo on the same socket stack, and the processor time of both. `sandbox`: an evaluation
+in the jail, compared with the same call in this process. `kubernetes`: grants, compared with pods
+that kube-scheduler places on the same nodes.
 
 Benchmarks for developers of Moorage are in `benchmarks/` of the source tree.
 """
@@ -25,9 +25,9 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
-"""Maximum requests in all: the openb fleet has room for as many."""
+"""Maximum number of requests: the openb fleet has room for this number."""
 ROUND_TRIPS: Final = 1_000
-"""Number of first requests that are sent one after the other to measure the latency."""
+"""Number of requests at the start that are sent one after the other, to measure the latency."""
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 
@@ -97,7 +97,7 @@ def read_trace(
 def _both(
     url: str, pid: int, single: Sequence[str], many: Sequence[str]
 ) -> tuple[LoadResult, LoadResult, ProcessorTime]:
-    """Send `single` one by one, then `many` over `CONNECTIONS`; measure the CPU time of `many`."""
+    """Send `single` one by one, `many` over several connections; measure the CPU time of `many`."""
 
     async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
         one, before = await drive(url, single), processor_time_of(pid)
@@ -117,7 +117,7 @@ ON_REQUEST: Final = frozenset({"kubernetes"})
 
 
 def make_nodes() -> list[trace.TraceNode]:
-    """Return 1,213 nodes of the openb fleet's shape: with its GPUs per node, and models by size."""
+    """Return 1,213 nodes with about the GPU models and GPUs per node of the openb fleet."""
     shapes = [
         (617, 8, 96_000, 393_216, "G2"),
         (54, 4, 64_000, 262_144, "V100M32"),

@@ -40,7 +40,7 @@ class ObjectSession(ABC):
 
     @abstractmethod
     def place_of(self, found: JsonObject) -> str | None:
-        """Return the node of a placed object, "" if the peer only counts; None: not placed."""
+        """Return the node of a placed object, "" if the peer names none; None: not placed."""
 
     @abstractmethod
     def is_refused(self, found: JsonObject) -> bool:
@@ -85,7 +85,7 @@ class ObjectSession(ABC):
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Watch the objects until the block ends; first wait until the peer decides on an object.
+        """Watch the objects until the block ends; first wait for a decision on one object.
 
         Raises:
             CommandError: The peer refused to create the first object, or decided nothing in time.
@@ -99,7 +99,7 @@ class ObjectSession(ABC):
                         await watching.wait()
                         first = await self.place()  # The peer has started when this returns.
                 except TimeoutError:
-                    raise CommandError(f"nothing placed in {READY_SECONDS_MAX:g} s") from None
+                    raise CommandError(f"no object placed within {READY_SECONDS_MAX:g} s") from None
                 if first is not None:
                     await self.release(first)
                 yield

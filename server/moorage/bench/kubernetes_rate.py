@@ -35,7 +35,7 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 EDGE: Final = 0.1
-"""Share of the events that `per_second` omits at each end of a run, which is slower there."""
+"""Fraction of the events that `per_second` omits at each end of a run: rates are lower there."""
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 

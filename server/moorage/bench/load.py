@@ -14,7 +14,7 @@ from typing import Final
 from websockets.asyncio.client import ClientConnection, connect
 
 REPLY_SECONDS_MAX: Final = 60.0
-"""Longest seconds for a reply; after them, the run fails."""
+"""Maximum seconds for a reply; a run with a slower reply fails."""
 
 
 @dataclass(slots=True)

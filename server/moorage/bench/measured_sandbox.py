@@ -59,21 +59,21 @@ class _Registry:
         self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
-        raise CommandError(f"a policy called {client}.{method}{arguments}")
+        raise CommandError(f"the policy may not call {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         del client, method
         return {name: self._packed[name] for name in ids if name in self._packed}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
-        raise CommandError(f"a policy read the documents of {list(cluster_ids)}")
+        raise CommandError(f"the policy may not read the documents of {list(cluster_ids)}")
 
     def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         return True, self._documents[cluster_id]
 
 
 class MeasuredSandbox:
-    """A sandbox with one fleet, and the same policy in this process.
+    """A sandbox with one fleet and one policy; this process can run the policy, too.
 
     Attributes:
         clusters: Ids of the fleet's clusters, in the fleet's order.

@@ -29,7 +29,7 @@ Nodes = Sequence[TraceNode]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The extent of a run: placements one by one, placements in the closed loop, and wakes."""
+    """Numbers of placements one by one, placements in the closed loop, and woken requests."""
 
     singles: int
     requests: int
@@ -105,7 +105,7 @@ async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
 
 @contextlib.asynccontextmanager
 async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
-    """Raise an error in the block as soon as a server ends: else a client may wait forever."""
+    """Raise an error in the block once one of these processes ends: a client may wait forever."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     watched = [os.pidfd_open(pid) for pid in pids]
 

@@ -1,7 +1,7 @@
 """Measures the processor time of a program and its child processes, from Linux's counters.
 
-Processor time varies less than rates on a machine that other users share. `bench` measures it
-around a load.
+Processor time varies less than rates on a machine that other users share. `bench` reads it
+before and after a load.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def processor_time_of(pid: int) -> ProcessorTime:
 
 
 def _seconds(pid: int) -> float:
-    """Return the time of the running threads from `schedstat`; `stat` counts in steps of 10 ms."""
+    """Return the seconds of the running threads, from `schedstat`: `stat` counts 10 ms steps."""
     nanoseconds = 0
     for schedule in (_PROCESSES / f"{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # The thread has ended meanwhile.

@@ -28,7 +28,7 @@ from moorage_policies import catalog
 LEASE_SECONDS: Final = 86_400
 """TTL of leases in seconds, longer than any replay, so that no lease ends."""
 WINDOW: Final = 32
-"""Maximum requests under way per connection; they are answered in order, since they have no ids."""
+"""Maximum requests under way per connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(slots=True)
 class Run:
-    """The outcome of a replay with one seed: percent of the fleet's GPU milli, and seconds."""
+    """The outcome of a replay with one seed; percentages are of the fleet's total GPU milli."""
 
     seed: int
     requests: int

@@ -1,23 +1,23 @@
 """`moored bench sandbox`: the cost of the jail, against the same calls in this process.
 
-One run measures all figures, with jailed calls and calls in this process by turns. The latencies
-are measured on one core: a wake-up on another core costs tens of microseconds on a virtual machine,
-which depends on its host and not on the jail. `bare_*` is an echo over the same kind of socket, on
-one core and on any; the rest of a latency is Moorage's own.
+One run measures all figures, with jailed calls and calls in this process alternately. The latencies
+are measured on one core: a wake-up on another core takes tens of microseconds on a virtual machine,
+for reasons outside the jail. `bare_*` and `any_core_bare_*` are the latencies of an echo over the
+same kind of socket; the rest of a latency is Moorage's own.
 
 The cost of two calls of an injected client depends on the documents that the cell already has
-(`sandbox.host.cell_sync`), so each case is measured by itself, on a cell of its own, in a fleet of
-`CLUSTERS`:
+(`sandbox.host.cell_sync`), so each case is measured on a cell of its own, in a fleet of `CLUSTERS`
+clusters:
 
 * `known`: the same two clusters, which the cell has read before and which have not changed;
 * `changed`: two clusters that have both changed since the cell's last request;
-* `in_order`: first reads: no cluster is read twice, and clusters are read in the fleet's order;
-* `in_random_order`: first reads too, of clusters drawn at random; the cell starts without
-  documents, and gets them behind earlier answers;
+* `in_order`: first reads (no cluster is read twice), in the fleet's order;
+* `in_random_order`: first reads of clusters drawn at random; the cell starts without
+  documents, and receives them after the answers to earlier calls;
 * `lone`: first reads of clusters outside the fleet, whose documents are never sent in advance: each
   call is a round trip, so two calls take at least twice as long as a bare echo.
 
-`asked` is the share of the calls that had to ask the host, and `asking_p50` the median of the
+`asked` is the fraction of the calls that went to the host; `asking_p50` is the median of the
 evaluations with such a call.
 """
 
@@ -45,20 +45,20 @@ from moorage.sandbox.host.sandbox import Limits
 FLEETS: Final = (10, 1_000, 10_000)
 """Numbers of nodes of the fleets, ten nodes per cluster."""
 PASSES: Final = 3
-"""Passes over the fleets: a disturbance of the machine lasts only seconds."""
+"""Number of passes over the fleets, since a disturbance of the machine lasts only seconds."""
 BLOCKS: Final = 8
 """Blocks of evaluations per figure; the quietest block counts, since noise only adds time."""
 EVALUATIONS: Final = 500
-"""Evaluations of one block, with as many calls in this process between them."""
+"""Number of evaluations in a block, each with the same call in this process after it."""
 STUCK: Final = 15
-"""Policies that never return, run one after the other."""
+"""Number of evaluations that never return, one after the other."""
 STUCK_SECONDS: Final = 0.1
-"""Seconds that each stuck policy may run."""
+"""Seconds that each stuck evaluation may run."""
 CLUSTERS: Final = 4_000
-"""Clusters of the fleet that are read: exactly as many as a cell is sent in advance."""
+"""Number of clusters that are read: the number that the host sends to a cell in advance."""
 CALLS: Final = ("known", "changed", "in_order", "in_random_order", "lone")
 ASKING_MIN: Final = 20
-"""Evaluations with a call to the host that a block needs for a median of its own."""
+"""Least number of evaluations with a call to the host, for a median over a block."""
 FIRST_READS: Final = {"in_order", "in_random_order"}
 _ECHO: Final = """
 import os, sys
@@ -145,11 +145,11 @@ async def _two_calls(case: str) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The additional seconds of jailed evaluations, against the same ones in this process."""
+    """The seconds that jailed evaluations take longer than the same ones in this process."""
 
     added: list[float]
     asking: list[float]
-    """The seconds of the evaluations with a call that reached the host."""
+    """The members of `added` whose evaluations had a call that reached the host."""
     calls: int
     """Number of calls that reached the host."""
 
@@ -184,7 +184,7 @@ def _pairs(case: str, clusters: Sequence[str]) -> list[Sequence[str]]:
 
 
 async def _two_cores() -> Figures:
-    """Repeat the measurement without binding the cell to this process's core."""
+    """Measure the echo and the jail without binding child processes to this process's core."""
     bare = await _bare()
     async with MeasuredSandbox(FLEETS[0]) as played:
         jailed, in_process = await _quietest(partial_of(played, JsonObject))
@@ -195,7 +195,7 @@ async def _two_cores() -> Figures:
 
 
 async def _measure_stuck() -> Figures:
-    """Measure the time from the deadline of a stuck policy to that policy's next answer."""
+    """Measure the time from the deadline of a stuck evaluation to the policy's next answer."""
     # A single policy would be stuck so often that its circuit would open.
     limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)
     late: list[float] = []
@@ -208,7 +208,7 @@ async def _measure_stuck() -> Figures:
             await stuck
             outcome, _ = await behind
             if not isinstance(outcome, Proposed):
-                raise CommandError(f"the evaluation behind a stuck policy failed: {outcome}")
+                raise CommandError(f"the evaluation after a stuck one failed: {outcome}")
             late.append(time.perf_counter() - started - STUCK_SECONDS)
     return {
         "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),

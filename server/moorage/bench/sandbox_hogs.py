@@ -1,10 +1,10 @@
 """Measures what policies that never return cost other policies.
 
-The latency of another policy, the bystander, is measured alone, beside such policies (hogs), and
-beside as many plain processes that run at idle priority in the same Linux session (burners).
-Burners show the part that is Linux's: if another session uses the core too, Linux shares it between
-the sessions first, and the burners use up the turn of the bystander's session. Then both figures
-grow alike.
+The latency of another policy, the bystander, is measured three times: alone, beside policies that
+never return (hogs), and beside the same number of plain processes at idle priority in the same
+Linux session (burners). Burners show what Linux itself costs: it first shares a core between
+sessions. If another session uses the core too, the burners use up time of the bystander's session,
+and the figures with hogs and with burners grow alike.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ NODES: Final = 10
 HOGS: Final = 4
 ROUNDS: Final = 3
 WATCHED_SECONDS: Final = 2.0
-"""Seconds for which the bystander is observed in each turn, with hogs and without."""
+"""Seconds of each measurement of the bystander, alone, beside hogs or beside burners."""
 KNOWN_SECONDS_MAX: Final = 30.0
-"""Seconds until the circuits of all hogs must be open, after repeated stops at the deadline."""
+"""Seconds until the circuit breakers of all hogs must be open, after repeated overruns."""
 PACE_SECONDS: Final = 0.001
 """Seconds between two evaluations of the bystander."""
 _BURNER: Final = """
@@ -57,7 +57,7 @@ async def hogs() -> Figures:
 
 
 async def _await_open_circuits(played: MeasuredSandbox) -> None:
-    """Wait until the circuit breakers of all hogs are open; that depends on the machine."""
+    """Wait until the circuit breakers of all hogs are open."""
     end = time.perf_counter() + KNOWN_SECONDS_MAX
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:

@@ -130,7 +130,7 @@ class SchedulerPlane:
         def post(thing: JsonObject) -> None:
             answer = client.post(path, json=thing)
             if answer.is_error:
-                raise CommandError(f"POST {path}: {answer.status_code}: {answer.text[:500]}")
+                raise CommandError(f"POST {path} failed: {answer.status_code}: {answer.text[:500]}")
 
         with ThreadPoolExecutor(WRITERS) as pool:
             for _ in pool.map(post, objects):
@@ -261,5 +261,5 @@ def _until(happened: Callable[[], bool], what: str, pause: float = POLL_SECONDS)
     deadline = time.monotonic() + READY_SECONDS_MAX
     while not happened():
         if time.monotonic() > deadline:
-            raise CommandError(f"waited {READY_SECONDS_MAX:g} s in vain until {what}")
+            raise CommandError(f"after {READY_SECONDS_MAX:g} s it is not yet true that {what}")
         time.sleep(pause)  # No event: other programs change the state.

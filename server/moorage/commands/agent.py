@@ -98,7 +98,7 @@ def agent_run(
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; its workloads keep running.
 
-    Only the agent opens connections. It prints one JSON line when it is connected.
+    Only the agent opens connections. It prints one JSON line once it is connected.
     """
     if context.invoked_subcommand is not None:
         return

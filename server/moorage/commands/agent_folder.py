@@ -15,7 +15,7 @@ from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
 
 _INTERFACES: Final = Path("/sys/class/net")
 _OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
-"""Files of a network interface, and their contents for Ethernet with the hardware's own address."""
+"""Files of a network interface, with their contents if it is Ethernet with a built-in address."""
 _CHANGING: Final = frozenset({"usb", "vmbus"})
 """Buses whose interfaces may get other addresses at a reboot: docks, the board's own controller,
 and WSL2."""

@@ -50,14 +50,13 @@ EXIT_CANNOT_START: Final = 3
 PAUSE_SECONDS: Final = (0.2, 30.0)
 """Shortest and longest mean pause before the agent reconnects, in seconds."""
 PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
-"""Pauses, in seconds, after each round of several addresses, since another server soon takes
-over."""
+"""`PAUSE_SECONDS` of an agent with several addresses, shorter since a standby soon takes over."""
 PING_SECONDS_OF_SEVERAL: Final = 2.0
 """Seconds between two pings, and for a ping's answer, if another server may have taken over. With a
 single server, the answers to beats suffice."""
 OPEN_SECONDS_MAX: Final = 10.0
 OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
-"""Maximum seconds to connect; `…_OF_SEVERAL` holds if the agent has other addresses."""
+"""Maximum seconds to connect, if the agent has several addresses."""
 WELCOME_SECONDS_MAX: Final = 30.0
 UNHEARD_SECONDS_ADVISED: Final = 5.0
 """Shortest `unheard_seconds` without a warning: a busy machine may be silent for less."""
@@ -163,7 +162,7 @@ class _Agent:
         if 0 < options.unheard_seconds < UNHEARD_SECONDS_ADVISED:
             log.warning(
                 "unheard_seconds_short",
-                reason="a busy machine or server may be silent for this time: workloads then end",
+                reason="workloads also end if the machine or server is only busy for this time",
                 unheard_seconds=options.unheard_seconds,
                 advised_seconds=UNHEARD_SECONDS_ADVISED,
             )
@@ -207,7 +206,7 @@ class _Agent:
         main.uncancel()  # After the close, which a second signal would interrupt.
 
     async def _round(self, host: AgentHost) -> bool:
-        """Try each address until a connection was open; return whether any was."""
+        """Try each address until a connection opens, and serve it; return whether one opened."""
         final: list[_Refused] = []
         left = self._addresses.order()
         led = False

@@ -62,7 +62,10 @@ def audit_verify(
     config: FileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check the chain of hashes; exit 1 if it is broken. Store the printed number and hash."""
+    """Check the chain of hashes; exit 1 if it is broken.
+
+    Store the printed number and hash elsewhere, for the `--noted` of a later call.
+    """
     settings = load_config({"data_dir": data}, config)
     from moorage.daemon.access.audit_chain import ChainEnd, ChainError  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_files import verify  # noqa: PLC0415  # As in serve.

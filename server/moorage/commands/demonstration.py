@@ -1,7 +1,7 @@
 """`moored demo`: show the main use on a laptop, without preparation.
 
 The demo starts a daemon with all parts embedded, registers a small fleet, publishes a shipped
-policy, asks over a real socket, and shows placement, lease and reason.
+policy, requests GPUs over a real socket, and shows the replies, with the reasons of the policy.
 """
 
 import json

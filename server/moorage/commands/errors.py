@@ -116,7 +116,7 @@ def _refuse_user(folder: Path, hides: str) -> NoReturn:
 
 @contextlib.contextmanager
 def command_errors() -> Iterator[None]:
-    """Turn errors in a block that stop a command into one line and an exit code."""
+    """Turn an error in the block into one line on stderr and an exit code."""
     from httpx import HTTPError  # noqa: PLC0415  # `--help` stays quick.
     from websockets.exceptions import WebSocketException  # noqa: PLC0415  # As in serve.
 

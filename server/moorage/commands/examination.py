@@ -163,7 +163,7 @@ def _sizes() -> DoctorFinding:
 
 
 class _Port:
-    """The examination of a port, beside the doors of the server that uses the data folder."""
+    """The examination of a port; `own`: the ports of the server that uses the data folder."""
 
     def __init__(self, config: Config, advice: str, own: DoorRecord | None, kind: str) -> None:
         self._config = config

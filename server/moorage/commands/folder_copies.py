@@ -38,7 +38,7 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     refuse_unfinished(data)
     if database := read_database(data / LEDGER_FILE):
         raise StorageError(
-            f"The last server of {data} kept its data in {database} so the files of this folder "
+            f"The last server of {data} kept its data in {database}, so the files of this folder "
             "are old. Copy the database with pg_dump."
         )
     with stage(target) as new:

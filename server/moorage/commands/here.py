@@ -1,7 +1,7 @@
 """`moored serve --here`: registers this machine, and publishes the shipped policies.
 
-`daemon.main` calls `stock` in a thread before the daemon reports that it is ready. Policies are
-published as any client does it.
+`daemon.main` calls `stock` in a thread before the daemon reports that it is ready. It
+publishes policies as any client does.
 """
 
 from pathlib import Path

@@ -104,4 +104,4 @@ def run() -> int:
         if ended.code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt from None  # The parser turned the interrupt into an exit.
         raise
-    raise AssertionError("the parser ends the process")
+    raise AssertionError("expected the parser to end the process")

@@ -36,7 +36,7 @@ def serve(
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    Prints one JSON line with its addresses when it accepts requests. Set all other settings in the
+    Prints one JSON line with its addresses once it accepts requests. Set all other settings in the
     environment or in the file:
     """
     flags = {

@@ -23,7 +23,7 @@ def storage_prepare(
     ] = None,
     config: FileOption = None,
 ) -> None:
-    """Create the tables in the database in `storage`. Stop all servers on it first.
+    """Create the tables in the database of the setting `storage`. Stop all servers on it first.
 
     The role in `storage` will own the tables, and needs the right to create a schema. A server that
     connects as this role creates them itself.

@@ -33,7 +33,7 @@ def copy(source: str, target: str) -> CopyReport:
     """Copy a storage to an empty storage of the other kind, and compare both.
 
     A database is filled in one transaction, a folder beside its final place. So no server can start
-    on a part of an interrupted copy, and the next call starts clean.
+    on a part of an interrupted copy, and the next call starts from the beginning.
 
     Raises:
         StorageError: A server uses one of the storages, the source is damaged, or the target is not
@@ -42,16 +42,16 @@ def copy(source: str, target: str) -> CopyReport:
     """
     if is_address(source) == is_address(target):
         raise StorageError(
-            "one of FROM and TO must be a data folder, the other one postgresql://…: `moored "
-            "backup` copies a folder, pg_dump a database"
+            "one of FROM and TO must be a data folder, the other one postgresql://…; `moored "
+            "backup` copies a folder to a folder, pg_dump copies a database"
         )
     need_postgres()
     from moorage.storage.postgres.connection import has_password  # noqa: PLC0415  # An extra.
 
     if has_password(source if is_address(source) else target):
         raise StorageError(
-            "a password in an argument is shown to all users of this machine, by ps: leave it to "
-            "PGPASSWORD or a password file"
+            "a password in an argument is shown to all users of this machine, by ps: give it in "
+            "PGPASSWORD or in a password file"
         )
     return (
         _from_database(source, Path(target))

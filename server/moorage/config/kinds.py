@@ -95,7 +95,7 @@ def _read_issuer(value: object) -> str:
 
 
 def _read_roles(value: object) -> dict[str, Role]:
-    """Return the role for each value of the claim, from `VALUE=ROLE,…` or a table."""
+    """Return the role for each value of the tokens' claim, from `VALUE=ROLE,…` or a table."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:

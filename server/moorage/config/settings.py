@@ -684,7 +684,7 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
-        """Return these settings, by name, with the defaults of all others."""
+        """Return a configuration of these values, by name, and defaults for all others."""
         own = {name: values[name] for name in read_settings(cls) if name in values}
         return cls(
             **own,
@@ -751,7 +751,7 @@ def settings() -> dict[str, Setting]:
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
-    """Return whether callers may distrust each other: with tokens, or addresses beyond loopback."""
+    """Return whether callers may distrust each other: tokens exist, or other hosts can connect."""
     local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
     return _has_tokens(chosen) or not local
 
@@ -759,7 +759,7 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
     """Return whether the settings or the data folder have tokens, or an issuer is configured.
 
-    With a database, tokens may exist in it; the start of the server checks this.
+    True if the storage is a database, which may have tokens; the server checks it at the start.
     """
     if chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]:
         return True

@@ -65,7 +65,7 @@ _LINK: Final = re.compile(
 )
 """Variables that Kubernetes and Docker set for a Service or container named `moorage`."""
 _LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?(PORT|NAME)")
-"""Names that Kubernetes and Docker set, if the value is a URL or two container names."""
+"""Variables that Kubernetes and Docker set, if the value is a URL or two container names."""
 _LINKED_VALUE: Final = re.compile(r"(tcp|udp|sctp)://|/[^/]+/[^/]+$")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
@@ -76,13 +76,13 @@ EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "POLICY_DB_URL": "policy_db_url",
     "POLICY_EXECUTOR_HOST_URL": "policy_executor_host_url",
 }
-"""Names of variables that existing users have for external services, with our settings for them."""
+"""Variables without our prefix that name external services, each with its setting."""
 
 EXECUTION_NAMES: Final[Mapping[str, str]] = {
     "POLICY_EXECUTION_MODE": "policy_execution_mode",
     "POLICY_SYSTEM_EXECUTOR_ID": "policy_executor_id",
 }
-"""Names of variables that existing users have for policy execution, with our settings for them."""
+"""Variables without our prefix that choose where policies run, each with its setting."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of the TOML file; a larger file is certainly something else."""

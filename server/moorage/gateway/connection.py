@@ -1,4 +1,4 @@
-"""A thin adapter of the WebSocket library: one connection, to which writes never wait.
+"""A thin adapter of the WebSocket library: one connection, whose writes never wait.
 
 The library's `send` waits for the client, and its automatic pongs do not wait at all. `Session`
 needs the opposite of both: writes return at once, the session learns when the client stops reading,
@@ -30,7 +30,7 @@ PIECE_BYTES: Final = 2 * 1024
 read of the socket returns up to a quarter of a mebibyte."""
 _LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
-"""Close codes of clients that are done; browsers send none."""
+"""Close codes of a normal end; `NO_STATUS_RCVD`: a browser closed without a code."""
 
 
 class GatewayConnection(ServerConnection):
@@ -40,8 +40,8 @@ class GatewayConnection(ServerConnection):
         registry: All connections of the gateway; each adds and removes itself.
         opening: Connections without a session; the gateway removes them when they get one.
         address: The client's address.
-        session_id, caller, bearer, cookies: Set by a successful opening handshake: the caller, and
-            the token or the console's cookies that identified the caller.
+        session_id, caller, bearer, cookies: Set by a successful opening handshake. `bearer` is
+            the token, and `cookies` the console's cookies, that identified the caller.
         is_agent: Whether the gateway accepted the connection for an agent's token or key.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
@@ -132,8 +132,8 @@ class GatewayConnection(ServerConnection):
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close the connection; cut it if the close takes longer than `seconds`.
 
-        The library bounds the closing handshake, but not the wait before it for a full write
-        buffer, which a client that does not read causes.
+        The library limits the time of the closing handshake, but not of the wait before it while
+        the write buffer is full because the client does not read.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -146,8 +146,8 @@ class GatewayConnection(ServerConnection):
     async def keepalive(self) -> None:
         """Ping the client; close if no pong comes in time, although the server reads the socket.
 
-        The library closes if it read no pong, even if it could not: while a client exceeds its
-        limits, its pong waits unread in the socket, behind its further messages.
+        The library's own keepalive also closes while the server does not read the socket: if a
+        client exceeds its limits, its pong waits there, unread, behind its further messages.
         """
         assert self.ping_interval is not None
         assert self.ping_timeout is not None

@@ -33,7 +33,7 @@ from moorage.protocol.replies import failure
 from moorage.records.rights import Caller
 
 _LOGIN_LOOK_SECONDS: Final = 60.0
-"""Seconds between two checks of a page's login, which may end before it expires."""
+"""Seconds between two checks of a page's login: a login may end before its expiry."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Gateway:
 
     Attributes:
         port: The port that was bound; 0 before `start`.
-        trusts: Returns whether answers may leave; else their sessions end.
+        trusts: Returns whether this server leads; if not, `tell` closes the session instead.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ class Gateway:
     async def drain(self, *, patient: bool = True) -> None:
         """Accept no new sessions and requests, and send all replies that are due.
 
-        Later messages are answered `shutting_down`. This wait takes at most `drain_seconds_max`, or
-        no time without patience. A second call does nothing.
+        Later messages are answered `shutting_down`. The call waits at most `drain_seconds_max`, or
+        not at all if `patient` is False. A second call does nothing.
         """
         if self._server is None or self._draining:
             return
@@ -283,7 +283,7 @@ class Gateway:
             self._expel_stranger(session)
 
     def _expel_stranger(self, session: Session) -> None:
-        """Close a session whose token or login has ended; check again when a login ends."""
+        """Close a session whose token or login has ended; plan the next check of a login."""
         connection = session.connection
         if not connection.cookies or self._logins is None:
             if self._authenticate(connection.bearer) != session.caller:
@@ -326,7 +326,7 @@ class Gateway:
             await self._handle_agent(connection)
             return
         if not isinstance(connection, GatewayConnection) or connection.caller is None:
-            raise TypeError("a session without a caller")
+            raise TypeError("expected a connection with a caller")
         session = Session(
             connection,
             connection.caller,
@@ -383,7 +383,7 @@ class Gateway:
         return found
 
     def _keep_or_end(self, session: Session) -> None:
-        """Hold a session that lost its connection for a while; end any other session."""
+        """End a resumable session after `resume_seconds`, any other session now."""
         if not (session.gone and session.lasts) or self._draining:
             self._end(session)
             return

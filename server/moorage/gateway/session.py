@@ -161,7 +161,7 @@ class Session:
         self._flush_due = False
         self._gone = False
         self._left = False
-        """Whether the client had left when the session was last made to wait."""
+        """Whether the client had left at the end of the session's last wait."""
         self._slow: asyncio.TimerHandle | None = None
         self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -246,12 +246,12 @@ class Session:
                 return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
-        """Return whether a caller may resume this session: one of the session's tenant and role."""
+        """Return whether a caller may resume this session: tenant and role must be the same."""
         mine = self.caller
         return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
 
     def resume(self, other: "Session", message: Resume) -> None:
-        """Take over the connection of another session, which ends, and answer its message."""
+        """Continue over the connection of `other`, which ends; answer its `resume` message."""
         self.connection.let_go()
         other._stop_slow_timer()  # noqa: SLF001  # `other` is of this class.
         self._stop_slow_timer()
@@ -289,7 +289,7 @@ class Session:
         )
 
     def _take(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Handle one message; the caller reads the next one when the returned future is done."""
+        """Handle one message; read the next one once the returned future, if any, is done."""
         self._number += 1
         number = self._number
         self._counts.messages_total += 1
@@ -324,7 +324,7 @@ class Session:
         return self._hand_over(to, message, warnings)
 
     def _is_pointless(self, message: Request) -> bool:
-        """Return whether the client of a message has left, so that its answer is of no use."""
+        """Return whether the answer to a message is of no use, since the client has left."""
         if self.lasts:  # A session may be resumed; only lists are too large for its buffer.
             return self._gone and type(message) in _LISTINGS
         if isinstance(message, AllocationRequest) and message.lease:
@@ -435,7 +435,7 @@ class Session:
         self._flush_soon()
 
     def idle(self) -> asyncio.Future[None]:
-        """Return a future that is done once all due replies are written and most are sent."""
+        """Return a future that is done once due replies are written and the buffer is not full."""
         idle = self._idle = self._loop.create_future()
         self._settle()
         return idle

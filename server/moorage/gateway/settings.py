@@ -28,11 +28,11 @@ class GatewaySettings:
         frames_queued_max: Frames read ahead per connection. Beyond it the socket is not read, so
             the client is held back by TCP. Receive memory is at most this times
             `message_bytes_max`.
-        write_buffer_bytes_max: Unsent bytes per connection; beyond it replies stay in the outbox
-            and the socket is not read either.
-        sessions_max: Open sessions, three quarters of them of one address. Beyond it: HTTP 503.
-        handshakes_max: Connections without a session yet, three quarters of them of one address,
-            and as many again that wait in the kernel. Beyond it: the oldest is cut.
+        write_buffer_bytes_max: Unsent bytes per connection. Beyond it, replies stay in the outbox
+            and the socket is not read.
+        sessions_max: Open sessions; of one address at most three quarters. Beyond it: HTTP 503.
+        handshakes_max: Connections without a session; of one address at most three quarters.
+            Beyond it: the oldest is cut. The kernel holds the same number again.
         connections_max: Connections with and without a session. Beyond it: the oldest without a
             session is cut.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the

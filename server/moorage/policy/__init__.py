@@ -6,7 +6,7 @@ columnar view that it finds in `input_data["fleet"]`; `place` makes a whole poli
 `decline_because` are the steps from scores to an answer, and `print_scores` shows them;
 `MixLearner` and `read_typical` describe the
 typical requests, `RequestStreams` estimates how many of them a node can host, and `fleet_shares`,
-`KindCopies` and `ScarcityPrices` for how many more the fleet has room; `NodeLabels` reads the
+`KindCopies` and `ScarcityPrices` how many more the fleet can host; `NodeLabels` reads the
 labels of nodes; `parse_proposal` reads the value that the policy returned.
 """
 

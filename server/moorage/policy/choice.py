@@ -109,7 +109,7 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
 
 
 def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
-    """Print the best nodes if the policy called `print_scores`. Scores below 0 do not fit."""
+    """Print the best nodes with scores from 0, if the policy called `print_scores`."""
     terms, _Printed.terms = _Printed.terms, {}
     if not _Printed.nodes:
         return

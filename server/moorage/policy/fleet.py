@@ -47,7 +47,7 @@ class Misfit(IntEnum):
 COPIES_MAX: Final = 1_000_000
 """The number of times that an empty demand fits on a node."""
 NEVER: Final = Misfit.MEMORY
-"""Misfits up to this one do not depend on the present leases."""
+"""Misfits up to `NEVER` do not depend on the present leases."""
 
 
 class Fleet(NodeInventory):
@@ -62,7 +62,7 @@ class Fleet(NodeInventory):
     # Capacity ------------------------------------------------------------------------------
 
     def take(self, share: Share) -> None:
-        """Subtract `share` from the free amounts; ignore missing or closed parts."""
+        """Subtract `share` from the free amounts; skip nodes and devices missing or closed here."""
         self._move(share, -1)
 
     def give(self, share: Share) -> None:
@@ -265,9 +265,9 @@ class Fleet(NodeInventory):
     def pick_gpus(self, row: int, demand: Demand) -> list[int]:
         """Return device columns of `row` that serve `demand`, or [] if there are too few.
 
-        Whole devices are the free devices with the lowest numbers. Shares: the tightest that fit,
-        so that whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
-        suffices.
+        A demand for whole devices gets the free devices with the lowest numbers. A demand for
+        shares gets the devices with the least free milli that suffice. With `nvlink` or `numa`,
+        all come from the smallest group that suffices.
         """
         columns = self._one_group(row, demand, self.fitting_columns(row, demand))
         if demand.gpu_milli < GPU_MILLI:
@@ -310,11 +310,11 @@ class Fleet(NodeInventory):
 
 
 def rounds(parts: Ints, size: int) -> Ints:
-    """Return, per row, how many groups of `size` different places can be served.
+    """Return, per row, the largest number of groups, each of `size` different places.
 
     Args:
-        parts: How many groups each place could be in: int64 `[rows, places]`.
-        size: Places of a group.
+        parts: In how many groups each place may be: int64 `[rows, places]`.
+        size: Number of places in a group.
     """
     low = np.zeros(len(parts), np.int64)
     high = parts.sum(1) // size

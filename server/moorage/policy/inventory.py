@@ -22,7 +22,7 @@ from moorage.records.json_values import JsonObject
 CHANGES_MAX: Final = 65_536
 """At most this many changes are stored; a reader that is further behind must read all rows."""
 SPLICES_MAX: Final = 256
-"""At most this many splices are stored; a reader that is further behind takes a snapshot."""
+"""At most this many replaced clusters are stored; a reader further behind takes a snapshot."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -361,12 +361,12 @@ class NodeInventory:
     def changed_since(self, version: int) -> list[int] | None:
         """Return the rows that changed after `version`, oldest change first, each once.
 
-        The result is None if the caller is too far behind, or the inventory changed: read all rows.
+        If the caller is too far behind, or the inventory changed: None, and all rows must be read.
         """
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return changed rows by present number, for readers that also read `spliced_since`."""
+        """Return the present numbers of changed rows, for callers that also use `spliced_since`."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])

@@ -94,10 +94,11 @@ class NodeLabels:
 
 
 def capacity_type(labels: Mapping[str, str]) -> str:
-    """Return the capacity type of a machine: `spot`, `reserved`, `on-demand`, or its label.
+    """Return the capacity type of a machine: `spot`, `reserved`, `on-demand` or another value.
 
-    The label is one of `CAPACITY_LABELS` (Karpenter, EKS, GKE, AKS, Ray), in any case and with
-    either dash; `preemptible` counts as spot, and a machine without such a label as on demand.
+    The value is that of a label in `CAPACITY_LABELS` (Karpenter, EKS, GKE, AKS, Ray), in lower
+    case with hyphens; `preemptible` counts as spot, and a machine without such a label as on
+    demand.
     """
     for name in CAPACITY_LABELS:
         if value := labels.get(name):

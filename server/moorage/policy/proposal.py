@@ -80,7 +80,7 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
     Args:
         value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),
             `gpus`, `gpu_milli`, `cpu_milli`, `memory_mib`; or a list of them for a gang, or for
-            several requests in one. Of the latter, parts that name no cluster grant nothing.
+            several requests in one. A request whose part names no cluster is granted nothing.
         demand: Fills in the amounts that the policy did not name.
 
     Returns:

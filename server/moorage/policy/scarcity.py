@@ -1,4 +1,4 @@
-"""Counts how many more requests of each kind fit, and computes a price per place.
+"""Counts the places of each kind of request (how many more fit), and prices these places.
 
 `expected_fill` uses this module to keep places free for the kinds of request that have the fewest.
 """
@@ -104,8 +104,8 @@ class ScarcityPrices:
     `GPUS_PER_COPY` GPUs of the fleet, at least 1. So a fleet ten times as large has the same prices
     if ten times as many copies fit.
 
-    `refresh` computes the prices only once per `NODES_PER_REQUEST` nodes' worth of requests: a
-    price depends on hundreds of nodes, so a few changed ones matter little.
+    `refresh` computes the prices once per `len(fleet) / NODES_PER_REQUEST` requests: a price
+    depends on hundreds of nodes, so a few changed nodes matter little.
 
     Args:
         kinds: Kinds of request with GPUs, their weights as shares of all requests.

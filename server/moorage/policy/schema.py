@@ -11,7 +11,7 @@ dialect is JSON Schema, `{"type": "object", "properties": …, "required": […]
 value. In both, a required field must be present, and any other missing field gets its `default`.
 Fields that are not named are accepted, unless `additionalProperties` forbids it.
 
-`catalog.documents.schemas` has the schemas of an upload read by `schema_reader`; admission and the
+`catalog.documents.schemas` reads the schemas of an upload with `schema_reader`; admission and the
 sandbox's host check values with them. All work is bounded: no value can block the event loop.
 
     SchemaError   the place, what is expected there, and what is there instead
@@ -27,9 +27,9 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
 VALUES_MAX: Final = 20_000
-"""At most this many values and fields are checked in one call, some milliseconds."""
+"""At most this many values and fields are checked in one call, which takes some milliseconds."""
 MATCHED_TEXT_CHARS_MAX: Final = 4096
-"""A pattern reads at most this many characters of one text, as in queries."""
+"""A pattern reads at most this many characters of one text."""
 MATCHED_CHARS_MAX: Final = 100_000
 """The patterns of one check read at most this many characters: some milliseconds."""
 PATH_CHARS_MAX: Final = 300
@@ -213,7 +213,7 @@ class Schema:
         return self._entries.keys()
 
     def takes_nothing(self, known: Collection[str]) -> bool:
-        """Return whether an empty object is valid if it is laid over the fields `known`."""
+        """Return whether an empty object is valid if the fields `known` are added to it."""
         if not self.required and not self.defaults:
             return True
         return all(name in known for name in (*self.required, *self.defaults))

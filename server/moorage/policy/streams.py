@@ -18,9 +18,9 @@ STREAM_LENGTH: Final = 40
 """Requests in a stream: enough to fill a node of eight GPUs."""
 LEVELS_MAX: Final = 16
 """At most this many levels of free CPU, and of free GPUs, in the search for the next fitting
-request. With more different needs, several share a level, and some requests are tried in vain."""
+request. With more different needs, several share a level, and some tried requests do not fit."""
 COMPRESSED_MIN: Final = 1024
-"""Number of lanes below which processing finished lanes, too, is cheaper than removing them."""
+"""Number of states below which it is cheaper to process finished ones, too, than to remove them."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ class RequestStreams:
     shares and for several whole GPUs alike.
 
     `_next[type, stream, position, size level, cpu level]` is the position of the first request,
-    from `position` on, that a node with this room might fit. Position `length` is the end: a
+    from `position` on, that might fit a node with this room. Position `length` is the end: a
     request of nothing.
 
     Args:

@@ -178,8 +178,8 @@ class MixLearner:
 def guess(fleet: FleetView) -> list[RequestKind]:
     """Return the assumed mix before the first request; it has the weight of 30 requests.
 
-    Mostly one GPU with half of its CPU, some shares, some CPU alone; and a hundredth asks for all
-    GPUs of one of the largest nodes, so that these are not broken up before anybody could ask.
+    Most requests are for one GPU with half of its CPU, some for shares, some for CPU alone. One in
+    a hundred is for all GPUs of a largest node, so that such nodes stay whole for such requests.
     """
     devices = (fleet.gpu_total > 0).sum(1)
     cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * devices.sum()))

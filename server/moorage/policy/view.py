@@ -42,7 +42,7 @@ class FleetView:
         fleet: The fleet, or a cell's replica of it.
         demand: The `resources` of the request, or None.
         candidates: Clusters that the request may use; None: all.
-        reserved: Nodes reserved for others, as `(cluster_id, node_id)`.
+        reserved: Nodes reserved for other tenants, as `(cluster_id, node_id)`.
         matching: A bit for each node, set where it has the required labels; empty: all have.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Computes bounded differences of JSON documents: `before` and `after` of the audit log.
 
-`web` calls this module for documents, the audit log for changes by operators.
+`web` calls this module for documents, and the audit log calls it for changes by operators.
 """
 
 from dataclasses import dataclass, field

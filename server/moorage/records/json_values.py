@@ -1,4 +1,4 @@
-"""JSON without a type of its own: documents of users, and rows whose fields differ.
+"""JSON values without a record type: documents of users, and objects whose fields differ.
 
 The server does not change users' documents, inputs, parameters and specs, nor the answers of
 policies.

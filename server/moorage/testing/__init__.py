@@ -3,11 +3,11 @@
     with server() as running, BlockingClient(running.ws) as client:
         answer = client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
-`moorage.testing.plugin` has it as a fixture of pytest, `moorage.testing.fakes` the backend that
-starts nothing.
+`moorage.testing.plugin` has this server as a fixture of pytest. `moorage.testing.fakes` has the
+backend that starts nothing.
 
 CommandError
-└── ServerError    the server did not start, refused what it was given, or did not stop cleanly
+└── ServerError    the server did not start, refused a document, or did not stop cleanly
 """
 
 from moorage.lab.errors import CommandError

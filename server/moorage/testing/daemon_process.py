@@ -25,8 +25,8 @@ NOT_INHERITED: Final = frozenset(
     | {*_ELSEWHERE}
     | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
 )
-"""Variables of an operator's own daemon that child daemons must not inherit: they run on loopback,
-with built-in parts and without tokens."""
+"""Variables of an operator's own daemon that child daemons must not inherit: child daemons run on
+loopback, with built-in parts and without tokens."""
 READY_SECONDS_MAX: Final = 180.0
 """Seconds that a child process may take until it is ready."""
 STOP_SECONDS_MAX: Final = 60.0
@@ -35,7 +35,7 @@ STDERR_LINES_SHOWN: Final = 20
 
 
 class ServerError(CommandError):
-    """A server of `moorage.testing` did not start, stop, or carry out its order."""
+    """A server of `moorage.testing` did not start, did not stop, or refused an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: The daemon's data directory; None: a temporary directory, which is removed afterwards;
-            the workloads of its daemon on this machine are stopped.
+        data: The daemon's data directory; None: a temporary directory. Afterwards, the workloads
+            of its daemon on this machine are stopped, and the directory is removed.
         options: Further flags of `moored serve`.
         environment: Further variables of the daemon's environment.
 
@@ -82,7 +82,7 @@ def daemon(
         if data is None:
             _end_workloads(Path(folder) / "data")
         if process.returncode != 0:
-            raise ServerError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+            raise ServerError(f"the daemon ended with exit code {process.returncode}:\n{tail(log)}")
 
 
 def _end_workloads(data: Path) -> None:
@@ -131,7 +131,7 @@ def child(
 
 @contextlib.contextmanager
 def _defer_sigterm() -> Iterator[None]:
-    """Handle SIGTERM after the block: during a child's start it would leave the child alive."""
+    """Defer SIGTERM to the end of the block: a child that is being started would stay alive."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.
         return

@@ -13,7 +13,7 @@ from moorage.testing.local_server import Document, Server, fake_cluster, server
 
 @pytest.fixture
 def moorage_fleet() -> Sequence[Document]:
-    """Return the cluster documents of `moorage_server`; a fixture of this name replaces them."""
+    """Return the cluster documents of `moorage_server`; your `conftest.py` can override this."""
     return [fake_cluster()]
 
 
