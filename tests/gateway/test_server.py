@@ -189,6 +189,7 @@ async def test_a_stop_of_the_gateway_waits_for_replies_in_progress(open_port):
     await client.ask(1, "hold")
     await port.harbour.until(lambda: 1 in port.harbour.held)
     closing = asyncio.create_task(port.gateway.close())
+    await asyncio.sleep(0)  # The stop begins.
     await client.ask(2, id="late")
     refused = await client.reply()
     assert (refused["error"]["code"], refused["id"]) == ("shutting_down", "late")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode, Frame
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Event, State
 
 from moorage.gateway.received import PART_BYTES_MIN, Received
@@ -28,6 +28,9 @@ from moorage.records.rights import Caller
 PIECE_BYTES: Final = 2 * 1024
 """Bytes of frames that are processed at once: a millisecond of work if all frames are empty. One
 read of the socket returns up to a quarter of a mebibyte."""
+AT_ONCE_MAX: Final = 8
+"""Messages of a piece that are handled as they are read; the reader's task handles further ones, in
+turn with other connections."""
 _LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 """Close codes of a normal end; `NO_STATUS_RCVD`: a browser closed without a code."""
@@ -43,6 +46,8 @@ class GatewayConnection(ServerConnection):
         session_id, caller, bearer, cookies: Set by a successful opening handshake. `bearer` is
             the token, and `cookies` the console's cookies, that identified the caller.
         is_agent: Whether the gateway accepted the connection for an agent's token or key.
+        on_text: Called with a text message while the session's reader waits for one; it returns
+            whether it handled the message.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -85,6 +90,9 @@ class GatewayConnection(ServerConnection):
         self.bearer: str | None = None
         self.cookies: list[str] = []
         self.is_agent = False
+        self._at_once = 0
+        """Number of messages of this piece that may still be handled as they are read."""
+        self.on_text: Callable[[bytes], bool] = _refuse
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
 
@@ -127,7 +135,7 @@ class GatewayConnection(ServerConnection):
 
     def let_go(self) -> None:
         """Detach the session: call none of its methods from now on."""
-        self.on_writable, self.on_lost = _ignore, _nothing
+        self.on_text, self.on_writable, self.on_lost = _refuse, _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close the connection; cut it if the close takes longer than `seconds`.
@@ -228,6 +236,7 @@ class GatewayConnection(ServerConnection):
 
     def _read_piece(self) -> None:
         began = time.perf_counter()
+        self._at_once = AT_ONCE_MAX
         piece, rest = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
         self._unread = rest or memoryview(b"")  # An empty view would keep the whole buffer.
         super().data_received(bytes(piece))
@@ -264,7 +273,15 @@ class GatewayConnection(ServerConnection):
             self.transport.close()
 
     def process_event(self, event: Event) -> None:
-        """Stop reading while a large message waits to be taken."""
+        """Hand a message to the session whose reader waits for one, or queue it for the reader.
+
+        Stop reading while a large message waits to be taken.
+        """
+        if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin and self._at_once:
+            reader = self.recv_messages.frames.get_waiter
+            if reader is not None and not reader.done() and self.on_text(bytes(event.data)):
+                self._at_once -= 1
+                return
         super().process_event(event)
         if not isinstance(event, Frame) or len(event.data) < PART_BYTES_MIN:
             return
@@ -336,6 +353,11 @@ class GatewayConnection(ServerConnection):
             or self._turn is not None
         ):
             self.transport.resume_reading()
+
+
+def _refuse(_: bytes) -> bool:
+    """Handle no message: there is no session yet."""
+    return False
 
 
 def _ignore(_: bool) -> None:  # Has the type of `on_writable`.

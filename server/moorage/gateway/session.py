@@ -157,6 +157,8 @@ class Session:
         self._held = 0
         """Bytes of replies and news that wait for another connection."""
         self._resume: Resume | None = None
+        self._taking: asyncio.Future[None] | None = None
+        """Done once the last message is handled, before which the next one must not be."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._gone = False
@@ -168,6 +170,7 @@ class Session:
         self._listen(connection)
 
     def _listen(self, connection: GatewayConnection) -> None:
+        connection.on_text = self._take_at_once
         connection.on_writable = self._writable
         connection.on_lost = self._note_loss
 
@@ -201,24 +204,53 @@ class Session:
                 await asyncio.wait(self._tasks)
             while True:
                 frame = await connection.recv()
+                await self._wait_for_space(connection)
                 if self.connection is not connection:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
-                taking = await take(frame)
+                self._taking = await take(frame)
                 del frame  # Otherwise the frame stays in memory until the next one.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
-                if taking is not None:
-                    await asyncio.wait([taking])
-                while self._full() and not self._gone and self.connection is connection:
-                    self._space = self._loop.create_future()
-                    await self._space
-                    self._left = connection.has_left
+                await self._wait_for_space(connection)
         except ConnectionClosed:
             if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
             return None
+
+    async def _wait_for_space(self, connection: GatewayConnection) -> None:
+        """Wait until the session may handle the next message."""
+        if (taking := self._taking) is not None:
+            await asyncio.wait([taking])
+            if self._taking is taking:
+                self._taking = None
+        while self._full() and not self._gone and self.connection is connection:
+            self._space = self._loop.create_future()
+            await self._space
+            self._left = connection.has_left
+
+    def _take_at_once(self, data: bytes) -> bool:
+        """Handle a small message as it is read, which spares a wake-up of the reader's task.
+
+        Returns:
+            Whether the message was handled. If not, the reader's task must handle it: it knows how
+            to wait, to resume another session, and to refuse text that is not UTF-8.
+        """
+        if (
+            len(data) > LARGE_BYTES
+            or self._taking is not None
+            or self._full()
+            or b"resume" in data
+            or b"\\u" in data  # `resume` may be written with escapes.
+        ):
+            return False
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return False
+        self._taking = self._take(text)
+        return True
 
     async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
         """Handle a small message as soon as it is its tenant's turn."""
