@@ -33,6 +33,7 @@ from moorage.resources import (
     EngineClosedError,
     ResourceEngine,
     ResourceStatus,
+    store,
 )
 from moorage.resources.resources import plain
 
@@ -433,6 +434,18 @@ async def test_a_free_resource_that_does_not_answer_within_the_timeout_is_replac
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(engine.acquire("b", ALONE), 0.1)
     assert await engine.acquire("c", ALONE, timeout=0.1) is not silent
+
+
+async def test_a_resource_whose_status_takes_too_long_is_ended(engine, monkeypatch):
+    monkeypatch.setattr(store, "STATUS_SECONDS_MAX", 0.05)
+    released, free = [await engine.acquire(name, Spec()) for name in "ab"]
+    await engine.release("b")
+    released.get_status = free.get_status = asyncio.Event().wait
+    await engine.release("a")
+    assert await engine.monitor() == {}
+    await engine.start(Spec())
+    assert released.status is free.status is ResourceStatus.STOPPED
+    assert await counts(engine) == (1, 1, 0)
 
 
 async def test_a_caller_cancelled_while_a_dead_resource_ends_holds_no_slot(engine, workshop):

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from moorage.backends.base import BackendError, EngineClosedError
 from moorage.backends.completion import finish
@@ -17,6 +17,9 @@ from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec
 from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
+
+STATUS_SECONDS_MAX: Final = 60.0
+"""Seconds for a status of which no caller gave a limit; without a status, a resource is not fit."""
 
 _T = TypeVar("_T")
 
@@ -348,7 +351,7 @@ class ResourceStore:
     async def _recycle(self, pool: SpecPool, resource: BaseResource) -> None:
         """Reset a used resource for the next user, or end it."""
         # A resource that has finished or died is not reset.
-        fit = not pool.closed and await _is_fit(pool.runner, resource)
+        fit = not pool.closed and await _is_fit(pool.runner, resource, STATUS_SECONDS_MAX)
         if fit:
             try:
                 await resource.reset()
@@ -356,7 +359,7 @@ class ResourceStore:
                 pass
             except Exception:  # noqa: BLE001  # Any error: end the resource.
                 fit = False
-        if fit and not pool.closed and await _is_fit(pool.runner, resource):
+        if fit and not pool.closed and await _is_fit(pool.runner, resource, STATUS_SECONDS_MAX):
             self._put(pool, resource)
         else:
             await self._end(pool, resource)
@@ -381,7 +384,9 @@ class ResourceStore:
         """Return the free resources that are not usable."""
         with self._lock:
             free = list(pool.free)
-        fit = await asyncio.gather(*(_is_fit(pool.runner, each) for each in free))
+        fit = await asyncio.gather(
+            *(_is_fit(pool.runner, each, STATUS_SECONDS_MAX) for each in free)
+        )
         return [each for each, well in zip(free, fit, strict=True) if not well]
 
     async def _clear(self, pool: SpecPool) -> None:
@@ -428,8 +433,8 @@ async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
     claim.warm, claim.spoiled = None, False
 
 
-async def _is_fit(runner: Runner, resource: BaseResource, seconds: float | None = None) -> bool:
-    """Return whether a resource can be used: it runs, and a service answers within `seconds`."""
+async def _is_fit(runner: Runner, resource: BaseResource, seconds: float | None) -> bool:
+    """Return whether a resource runs; without a status within `seconds`, it does not."""
     try:
         async with asyncio.timeout(seconds):
             return await runner.get_status(resource) is ResourceStatus.RUNNING
