@@ -210,7 +210,9 @@ def test_a_what_if_that_is_empty_or_names_an_unknown_policy_or_a_bad_node_is_ref
     bad = {"add_nodes": [{"cluster": "east", "node": {"gpus": 3}}]}
     for message, code in (({}, "missing_fields"), ({"request": unknown}, "unknown_policy")):
         assert server.say({"op": "whatif", **message})[0]["error"]["code"] == code
-    assert "gpus" in server.say({"op": "whatif", "change": bad})[0]["error"]["reason"]
+    error = server.say({"op": "whatif", "change": bad})[0]["error"]
+    assert error["field"] == "change.add_nodes[0].node.gpus"
+    assert error["reason"] == f"{error['field']}: expected {error['expected']}"
 
 
 def test_a_tenant_has_one_what_if_at_a_time_and_a_hanging_policy_is_stopped(server):

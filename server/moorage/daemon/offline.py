@@ -59,6 +59,7 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
         raise ServiceError(Code.UNAVAILABLE, f"the job failed on the server: {text}") from error
     if "error" in outcome:
         code = Code(outcome.get("code", Code.BAD_MESSAGE))
-        field, details = outcome.get("field", ""), outcome.get("details", {})
-        raise ServiceError(code, outcome["error"], field=field, details=details)
+        names = ("field", "expected", "details")
+        about = {name: outcome[name] for name in names if name in outcome}
+        raise ServiceError(code, outcome["error"], **about)
     return outcome

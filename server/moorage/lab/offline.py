@@ -75,7 +75,8 @@ def main() -> None:
     except (CommandError, TraceError, ServiceError, SandboxError, OSError, ValueError) as error:
         outcome = {"error": reason_of(error)}
         if isinstance(error, ServiceError):
-            outcome |= {"code": error.code, "field": error.field, "details": error.details}
+            wrong = {"field": error.field, "expected": error.expected, "details": error.details}
+            outcome |= {"code": error.code, **wrong}
     with contextlib.suppress(BrokenPipeError):  # The caller ended meanwhile.
         sys.stdout.buffer.write(msgspec.json.encode(outcome))
         sys.stdout.flush()

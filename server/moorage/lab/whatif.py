@@ -32,6 +32,7 @@ from moorage.lab.rehearsal import SESSION, Rehearsal
 from moorage.ledger.codec import unseal
 from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
+from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
@@ -94,8 +95,9 @@ async def whatif(job: WhatIfJob) -> JsonObject:
     async with world:
         for ref, files, document in job.policies:
             world.use(code_of(record_from(ref, files, document)))
-        for added in job.change.add_nodes:
-            await world.step(ClusterSeen(_grow(world.allocator, documents, added)))
+        for number, added in enumerate(job.change.add_nodes):
+            field = f"change.add_nodes[{number}].node"
+            await world.step(ClusterSeen(_grow(world.allocator, documents, added, field)))
         for quota in job.change.quotas:
             about = (Tenant(quota.tenant), quota.project)
             wanted = None if quota.remove else quota.quota()
@@ -215,8 +217,14 @@ class CopiedDocuments:
         return content, listed if isinstance(listed, list) else []
 
 
-def _grow(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
-    """Return a cluster with additional nodes, which are new, free machines."""
+def _grow(
+    allocator: Allocator, documents: CopiedDocuments, added: AddedNodes, place: str
+) -> Cluster:
+    """Return a cluster with additional nodes, which are new, free machines.
+
+    Raises:
+        ServiceError: The added node cannot be read; the error names its field below `place`.
+    """
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}
     if added.like:
@@ -226,7 +234,13 @@ def _grow(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -
         described = {"id": "node", **added.node}
         described["id"] = str(described["id"])
         nodes = {"nodeData": [described], "count": 1}
-        model = read_cluster_document({"id": cluster.id, "nodes": nodes}).cluster.nodes[0]
+        try:
+            model = read_cluster_document({"id": cluster.id, "nodes": nodes}).cluster.nodes[0]
+        except ServiceError as error:
+            reason, field = (
+                text.replace("nodes.nodeData[0]", place) for text in (error.reason, error.field)
+            )
+            raise ServiceError(error.code, reason, field=field, expected=error.expected) from None
     bare: JsonObject = {"identity": (), "duplicate_of": "", "unavailable": ""}
     more: list[Node] = []
     number = 0
