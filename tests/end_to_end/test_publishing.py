@@ -72,6 +72,12 @@ def test_rollback_activates_the_former_version_and_is_in_the_history(swap):
     assert times == sorted(times)
 
 
+def test_deleting_an_alias_as_a_policy_is_refused_with_the_right_call(swap):
+    error = swap.http.delete("/policy/swap").json()["error"]
+    assert error["code"] == "unknown_policy"
+    assert "DELETE /policy-alias/swap:stable" in error["reason"]
+
+
 def test_a_repeated_request_is_answered_by_the_version_that_answered_first(swap):
     ask = ask_message("swap", lease={"ttl_seconds": 30, "idempotency_key": "k1"}) | {"id": 1}
     (first,) = swap.say(ask)

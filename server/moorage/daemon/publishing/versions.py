@@ -75,6 +75,14 @@ class Versions:
             force: Whether only versions that an alias sends requests to are refused.
         """
         aliases = self._catalog.aliases
+        if (alias := aliases.find(uri)) is not None:
+            reason = (
+                f"policy_rule_uri: {uri} is an alias; DELETE /policy-alias/{alias.name} removes it"
+            )
+            expected = "a version, name:version-tag"
+            raise ServiceError(
+                Code.UNKNOWN_POLICY, reason, field="policy_rule_uri", expected=expected
+            )
         names = aliases.using(uri)
         does, then = "serves", "activate another version, or first DELETE /policy-alias/ALIAS"
         expected = "a version that no alias points at"
