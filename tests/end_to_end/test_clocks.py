@@ -96,7 +96,7 @@ def test_a_lease_keeps_its_duration_over_a_restart_with_another_calendar(tmp_pat
         server.release(lease)
 
 
-def test_times_in_replies_follow_a_change_of_the_calendar(tmp_path, offset):
+def test_times_in_replies_follow_a_change_of_the_machines_clock(tmp_path, offset):
     shift(offset, -HOURS)
     with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))

@@ -70,7 +70,7 @@ def test_arrivals_raises_if_no_request_of_the_trace_asks_for_gpus():
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 
 
-def test_sizes_of_requests_have_names_and_an_order():
+def test_sizes_of_requests_are_named_and_sorted_from_small_to_large():
     sizes = [size_of(pod.gpus, pod.gpu_milli) for pod in PODS] + ["16 GPUs"]
     assert sizes == ["CPU only", "share", "1 GPU", "4 GPUs", "16 GPUs"]
     assert sorted({*sizes}, key=by_size) == sizes

@@ -400,7 +400,7 @@ class TestPlain:
         copied.update(cpus=1)
         assert copied == {"cpus": 3, "gpus": 0}
 
-    def test_extra_keys_of_instances_remain(self):
+    def test_a_pool_returns_and_dumps_extra_keys_of_its_instances(self):
         row = {"id": "0", "slots": 2, "uuid": "GPU-1", "links": {"1": "NVLink"}}
         pool = ResourcePool({"resources": {"gpus": [row, {"id": "1", "vendor": "x"}]}})
         taken = pool.checkout(of(gpus=1))

@@ -159,7 +159,7 @@ class BaseExecutor:
 
 
 def _by_name(given: object, what: str) -> list[tuple[str, object]]:
-    """Return the given value, or the given value of each node, with its name for messages."""
+    """Return each value with its name for messages: `what`, or `what[NODE]` in a mapping."""
     if not isinstance(given, Mapping):
         return [(what, given)]
     return [(f"{what}[{node!r}]", value) for node, value in given.items()]

@@ -283,7 +283,7 @@ def _awaiting(task: Task, name: str, gate: ApprovalGate, watch: _Watch) -> Task:
 
 
 def _pass(name: str, gate: ApprovalGate, node: RunningNode, watch: _Watch) -> None:
-    """Wait for the approval of a gate, and report it."""
+    """Report the outcome of a gate, and raise unless the gate was approved."""
     node.check()
     watch.resolve(str(gate.status))
     gate.check(f"gate {name!r}")

@@ -150,7 +150,7 @@ class Session:
         """Replies that wait for earlier replies in the line."""
         self._parked: set[int] = set()
         self._patient: set[int] = set()
-        """Messages whose requests may wait in the queue."""
+        """Numbers of unanswered messages whose requests have `wait_seconds`."""
         self._outbox: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
         self._missed = 0

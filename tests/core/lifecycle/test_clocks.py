@@ -1,4 +1,4 @@
-"""After a stall or a clock change, leases have enough time left, and reservations their date."""
+"""After a stall or a clock change, leases have enough time left, and reservations keep dates."""
 
 from typing import Any
 

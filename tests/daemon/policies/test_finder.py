@@ -30,7 +30,7 @@ async def finder(tmp_path: Path) -> AsyncIterator[Finder]:
     await catalog.close()
 
 
-async def test_a_flood_of_searches_by_one_tenant_delays_and_refuses_no_search_of_another(
+async def test_a_flood_of_searches_neither_delays_nor_refuses_those_of_another_tenant(
     finder: Finder,
 ):
     def find(tenant: str) -> asyncio.Task[object]:

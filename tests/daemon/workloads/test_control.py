@@ -136,7 +136,7 @@ async def test_the_end_of_a_workload_after_its_takeover_is_reported_to_the_new_l
     assert len(house.events) == 2
 
 
-async def test_a_warm_workload_that_ended_before_its_takeover_is_started_again(house):
+async def test_a_lease_that_takes_over_an_ended_warm_workload_starts_it_again(house):
     second = await house.warm(die_seconds=0.1)
     await house.heard(WorkloadEnded)
     await asyncio.sleep(0)

@@ -1,1 +1,1 @@
-"""A faulty world around the allocator, drawn from one seed, and the laws that it must obey."""
+"""A faulty world around the allocator, drawn from one seed, with laws for the allocator."""

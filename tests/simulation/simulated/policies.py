@@ -27,7 +27,7 @@ def view_of(fleet: Fleet, consult: Consult) -> FleetView:
 
 
 def hidden_demand(ask: Ask) -> Demand:
-    """Return the demand that a request without `resources` gives only to its policy."""
+    """Return the demand of a request without `resources`; only its policy can read it."""
     return Demand(gpus=ask.inputs["gpus"], gpu_milli=500)
 
 

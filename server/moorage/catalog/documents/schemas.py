@@ -200,7 +200,10 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
 def _complete(
     schema: Schema | None, document: JsonMapping, field: str, warnings: list[str]
 ) -> JsonMapping:
-    """Return a document's defaults, with those of its schema; required values may be missing."""
+    """Return the values in `field` of a document, and its schema's defaults for missing values.
+
+    Required values may be missing, too: requests can give them.
+    """
     given: JsonMapping = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)

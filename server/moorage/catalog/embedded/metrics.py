@@ -28,8 +28,8 @@ class EmbeddedMetrics:
     """The metrics documents in the catalog's file; implements `protocol.registry.Metrics`.
 
     Args:
-        store: The open file.
-        memory: The store that gets written documents and serves reads.
+        store: The catalog's file.
+        memory: Serves reads; gets each document once the document is in the file.
     """
 
     def __init__(self, store: DocumentStore, memory: Memory) -> None:

@@ -142,7 +142,7 @@ class Ranking:
             several=np.bool_,  # Fits where an alternative fits; each has a row.
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
-        """For each shape with alternatives, the rows of these, padded with the last row."""
+        """For each shape with alternatives, their rows; the last is repeated to fill the width."""
         self._kinds = Table[Kind](filter=np.int64, gpu_memory=np.int64, milli=np.int64)
         self._filters = DeviceFilters(state)
         self._filters_of: dict[Tenant, Counter[DeviceFilter]] = {}

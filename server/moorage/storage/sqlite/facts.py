@@ -40,7 +40,7 @@ LABEL: Final = "ledger"
 
 
 def place_of(path: Path) -> str:
-    """Return the name of a ledger file for messages."""
+    """Return how error messages name a ledger file."""
     return f"the ledger {path}"
 
 
