@@ -179,7 +179,7 @@ class Codec:
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
         if kind is None:
-            raise FactUnwritable(name, "`KINDS` has no entry for facts of this type")
+            raise FactUnwritable(name, "it is not a member of `Fact` with an entry in `KINDS`")
         try:
             body = self._encode(fact)
             same = self._decoders[kind.name].decode(body) == fact
