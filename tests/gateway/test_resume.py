@@ -169,6 +169,14 @@ async def test_resume_must_be_the_first_message(port):
     assert (reply["id"], reply["error"]["code"]) == (1, "bad_message")
 
 
+async def test_a_message_resumes_a_session_although_its_operation_has_an_escape(port):
+    client = await park(port, 1)
+    back = await port.client()
+    resume = json.dumps({"op": "resume", "session": client.session})
+    await back.say(resume.replace("resume", "res\\u0075me"))
+    assert (await back.reply())["data"] == {"open": [0]}
+
+
 async def test_sessions_are_resumed_while_messages_arrive(port):
     """Resume a busy session repeatedly: each message is answered, or was never received."""
     client = await port.client()

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from websockets.frames import CloseCode
 
 
 async def test_replies_with_ids_come_as_soon_as_they_are_ready(port):
@@ -33,6 +34,12 @@ async def test_an_invalid_message_gets_an_error_and_the_socket_stays_open(port):
         assert (refused["success"], refused["error"]["code"]) == (False, code)
         assert isinstance(frame, str) or "send JSON as a text message" in refused["message"]
         assert await client.answers()
+
+
+async def test_text_that_is_not_utf_8_closes_the_connection(port):
+    client = await port.client()
+    await client.socket.send(b"\xff", text=True)
+    assert await client.close_code() == CloseCode.INVALID_DATA
 
 
 async def test_any_mix_of_messages_gets_its_replies_in_order_and_only_once(port):
