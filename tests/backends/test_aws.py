@@ -481,7 +481,7 @@ async def test_the_report_says_why_an_instance_ended_at_aws(aws, backend):
     assert "a user ended it at AWS" in reports[-1].detail
 
 
-async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
+async def test_the_error_of_a_start_that_takes_too_long_names_the_instance(aws, backend):
     await backend.start(Order("b", SMALL))  # The first call of a process is slow.
     spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     with pytest.raises(TimeoutError, match=r"not ready within 4 s \(t3.micro i-.* in us-east-1a"):

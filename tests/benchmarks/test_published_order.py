@@ -19,7 +19,7 @@ NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)
         (1 << 40, 5470237361722394362, 6322525149314491254, [1, 5, 7, 3, 4, 6, 2, 0], "2681395704"),
     ],
 )
-def test_the_random_generator_gives_the_numbers_of_gos_generator(
+def test_the_random_generator_gives_the_same_numbers_as_that_of_go(
     seed, first, second, permutation, shuffled
 ):
     draws = GoRandom(seed)

@@ -74,7 +74,7 @@ def clock_variables(offset: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("first", [0.0, -HOURS])
-def test_a_lease_keeps_its_duration_over_a_restart_with_another_calendar(tmp_path, offset, first):
+def test_a_lease_keeps_its_duration_over_a_restart_with_a_changed_clock(tmp_path, offset, first):
     """The machine starts its server with a wrong clock, and corrects the clock later."""
     second = 0.0 if first else -HOURS
     shift(offset, first)

@@ -107,7 +107,7 @@ async def test_too_many_buffered_replies_end_a_lost_session(port):
     port.harbour.answer(2)
 
 
-async def test_news_of_a_lost_session_beyond_the_buffer_are_counted(port):
+async def test_news_that_exceed_the_buffer_of_a_lost_session_are_counted(port):
     client = await port.client()
     assert await client.answers(0)
     await lose(port, client)

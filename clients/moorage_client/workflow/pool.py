@@ -89,7 +89,7 @@ class ResourcePool:
         return self._timeline
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the total capacity is enough for a node, ignoring what is held now."""
+        """Return whether the pool meets these requirements when none of its resources is held."""
         return self._amounts(requirements) is not None
 
     def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:

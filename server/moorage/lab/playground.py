@@ -34,7 +34,7 @@ REQUESTS_MAX: Final = 100
 TRACE_REQUESTS_MAX: Final = 5_000
 """Maximum requests that a backtest replays; it leaves out further ones."""
 VALUE_BYTES_MAX: Final = 16 << 10
-"""Maximum bytes, as JSON, of a policy's value that is shown."""
+"""Maximum bytes of JSON of a policy's answer; a larger answer is shown as `too large`."""
 PRINTED_LINES_MAX: Final = 1_000
 
 

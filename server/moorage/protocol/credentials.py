@@ -27,7 +27,7 @@ COOKIES_MAX: Final = 16
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
-    """Return the token, and whether the header is valid or missing.
+    """Return the token, and whether there is no header, or one with a token in a known form.
 
     Args:
         headers: The values of all `Authorization` headers. Several headers are refused, since a

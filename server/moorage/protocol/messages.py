@@ -454,7 +454,7 @@ M = TypeVar("M", bound=Message)
 OPERATIONS: Final[dict[str, type[Operation]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Operation)
 }
-"""Every `op`, by name."""
+"""The class of the messages with each `op`."""
 
 
 class _Requested(Struct):

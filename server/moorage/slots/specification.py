@@ -239,7 +239,9 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
         if whole is None:
             raise InvalidSpecification(f"{place}: is part of {each.part_of}, which is not listed")
         if whole.part_of is not None:
-            raise InvalidSpecification(f"{place}: is part of a part; name the whole instead")
+            raise InvalidSpecification(
+                f"{place}: is part of a part; give the whole instance as `part_of`"
+            )
         if each.part_of[0] == kind:
             raise InvalidSpecification(
                 f"{place}: would be counted twice beside {whole.id}, whose part it is; give the "

@@ -171,7 +171,7 @@ def _values_max(body: bytes) -> int:
 
 
 def _check(body: bytes) -> JsonValue:
-    """Decode a large body, unless it would need too much memory or time."""
+    """Decode a large body; refuse a body that would need too much memory or time."""
     if is_deeper(body, LEVELS_MAX):
         reason = f"the body is not JSON: more than {LEVELS_MAX} arrays and objects within another"
         raise ServiceError(Code.BAD_JSON, reason, expected="one JSON value in UTF-8")

@@ -136,7 +136,7 @@ def _launch(
         else:
             (made,) = parse(answer, plan.region)
             return made
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("this line is never reached: the last try returns or raises")
 
 
 def _by_token(
