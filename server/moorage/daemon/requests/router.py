@@ -75,7 +75,9 @@ class Router:
             setting, no = surplus
             self._audit.note_surplus(caller.tenant, self._replies.remote(to), setting)
             self._replies.send(to, encode(no, message_id=message.id))
-            return asyncio.sleep(min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"]))
+            pause = min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"])
+            # A future: messages with `id` come concurrently with a coroutine.
+            return asyncio.ensure_future(asyncio.sleep(pause))
         elif isinstance(message, AllocationRequest):
             return self._admission.request(to, caller.tenant, message, warnings)
         elif isinstance(message, BlockRequest):

@@ -256,7 +256,7 @@ class AllocationServices:
         to, future = self._calls.open(caller, remote)
         try:
             taking = self._router.request(to, caller, message, warnings)
-            if isinstance(taking, Coroutine):  # No next message waits for a future.
+            if isinstance(taking, Coroutine | asyncio.Task):  # Else no next message waits for it.
                 await taking
             reply = await future
         except asyncio.CancelledError:
