@@ -1,6 +1,7 @@
 """A session sends replies in their order, and loses no message under load."""
 
 import asyncio
+import json
 import random
 
 import pytest
@@ -87,6 +88,20 @@ async def test_messages_that_wait_for_room_keep_their_order(port):
     assert [(await client.data())["n"] for _ in range(3)] == [0, 1, 2]
     assert (await client.reply())["success"] is False
     assert port.harbour.taken == ["other", 0, 1, 2]
+
+
+async def test_many_messages_of_one_read_are_handled_in_order(port):
+    client = await port.client()
+    protocol = client.socket.protocol
+    for n in range(30):
+        inputs = {"n": n, "do": "wait" if n == 3 else ""}
+        message = {"adhoc": True, "policy_rule_uri": "p:1-a", "inputs": inputs}
+        protocol.send_text(json.dumps(message).encode())
+    client.socket.transport.write(b"".join(protocol.data_to_send()))
+    await port.harbour.until(lambda: port.harbour.waiting > 0)
+    port.harbour.room.set()
+    assert [(await client.data())["n"] for _ in range(30)] == list(range(30))
+    assert port.harbour.taken == list(range(30))
 
 
 async def test_a_slow_request_with_an_id_delays_no_other_request(port):

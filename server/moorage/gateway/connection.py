@@ -21,7 +21,7 @@ from websockets.protocol import SEND_EOF, Event, State
 from moorage.gateway.received import PART_BYTES_MIN, Received
 from moorage.model import SessionId
 from moorage.protocol.codes import Close
-from moorage.protocol.loop_shares import LoopShares
+from moorage.protocol.loop_shares import READ_SECONDS_MAX, LoopShares
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.records.rights import Caller
 
@@ -29,8 +29,8 @@ PIECE_BYTES: Final = 2 * 1024
 """Bytes of frames that are processed at once: a millisecond of work if all frames are empty. One
 read of the socket returns up to a quarter of a mebibyte."""
 AT_ONCE_MAX: Final = 8
-"""Messages of a piece that are handled as they are read; the reader's task handles further ones, in
-turn with other connections."""
+"""Messages of a piece that are handled as they are read, within the share of a turn; the reader's
+task handles further ones, in turn with other connections."""
 _LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 """Close codes of a normal end; `NO_STATUS_RCVD`: a browser closed without a code."""
@@ -46,8 +46,8 @@ class GatewayConnection(ServerConnection):
         session_id, caller, bearer, cookies: Set by a successful opening handshake. `bearer` is
             the token, and `cookies` the console's cookies, that identified the caller.
         is_agent: Whether the gateway accepted the connection for an agent's token or key.
-        on_text: Called with a text message while the session's reader waits for one; it returns
-            whether it handled the message.
+        on_text: Called with a text message in one frame while the session's reader waits for one;
+            it returns whether it handled the message.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -90,9 +90,11 @@ class GatewayConnection(ServerConnection):
         self.bearer: str | None = None
         self.cookies: list[str] = []
         self.is_agent = False
+        self._began = 0.0
+        """Time at which the reading of this piece began, by `perf_counter`."""
         self._at_once = 0
         """Number of messages of this piece that may still be handled as they are read."""
-        self.on_text: Callable[[bytes], bool] = _refuse
+        self.on_text: Callable[[bytes], bool] = _leave_to_reader
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
 
@@ -135,7 +137,7 @@ class GatewayConnection(ServerConnection):
 
     def let_go(self) -> None:
         """Detach the session: call none of its methods from now on."""
-        self.on_text, self.on_writable, self.on_lost = _refuse, _ignore, _nothing
+        self.on_text, self.on_writable, self.on_lost = _leave_to_reader, _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close the connection; cut it if the close takes longer than `seconds`.
@@ -235,15 +237,15 @@ class GatewayConnection(ServerConnection):
             self._read_piece()
 
     def _read_piece(self) -> None:
-        began = time.perf_counter()
-        self._at_once = AT_ONCE_MAX
+        self._began = time.perf_counter()
+        self._at_once = 0 if self._eof or self._lost else AT_ONCE_MAX
         piece, rest = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
         self._unread = rest or memoryview(b"")  # An empty view would keep the whole buffer.
         super().data_received(bytes(piece))
         coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
         self._note(coming + len(self._unread) + self._queued_bytes + self._taken_bytes)
         if self.caller is not None:
-            self._shares.spend(self.caller.tenant, time.perf_counter() - began)
+            self._shares.spend(self.caller.tenant, time.perf_counter() - self._began)
 
     def _next_turn(self, _: asyncio.Future[None]) -> None:
         self._turn = None
@@ -280,7 +282,8 @@ class GatewayConnection(ServerConnection):
         if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin and self._at_once:
             reader = self.recv_messages.frames.get_waiter
             if reader is not None and not reader.done() and self.on_text(bytes(event.data)):
-                self._at_once -= 1
+                spent = time.perf_counter() - self._began
+                self._at_once = self._at_once - 1 if spent < READ_SECONDS_MAX else 0
                 return
         super().process_event(event)
         if not isinstance(event, Frame) or len(event.data) < PART_BYTES_MIN:
@@ -355,7 +358,7 @@ class GatewayConnection(ServerConnection):
             self.transport.resume_reading()
 
 
-def _refuse(_: bytes) -> bool:
+def _leave_to_reader(_: bytes) -> bool:
     """Handle no message: there is no session yet."""
     return False
 

@@ -158,7 +158,7 @@ class Session:
         """Bytes of replies and news that wait for another connection."""
         self._resume: Resume | None = None
         self._taking: asyncio.Future[None] | None = None
-        """Done once the last message is handled, before which the next one must not be."""
+        """The next message must not be handled before this future is done."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._gone = False
@@ -203,24 +203,26 @@ class Session:
             if self._tasks:  # Tasks of the previous connection are handled in order.
                 await asyncio.wait(self._tasks)
             while True:
-                frame = await connection.recv()
-                await self._wait_for_space(connection)
+                frame = await connection.recv()  # A message that `_take_at_once` has left.
                 if self.connection is not connection:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
-                self._taking = await take(frame)
+                taking = await take(frame)
                 del frame  # Otherwise the frame stays in memory until the next one.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
-                await self._wait_for_space(connection)
+                if self.connection is not connection:
+                    return None
+                self._taking = taking
+                await self._until_ready(connection)  # Further frames stay in the queue.
         except ConnectionClosed:
             if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
             return None
 
-    async def _wait_for_space(self, connection: GatewayConnection) -> None:
-        """Wait until the session may handle the next message."""
+    async def _until_ready(self, connection: GatewayConnection) -> None:
+        """Wait until the last message is handled, and there is room for the next one."""
         if (taking := self._taking) is not None:
             await asyncio.wait([taking])
             if self._taking is taking:
@@ -239,7 +241,7 @@ class Session:
         """
         if (
             len(data) > LARGE_BYTES
-            or self._taking is not None
+            or (self._taking is not None and not self._taking.done())
             or self._full()
             or b"resume" in data
             or b"\\u" in data  # `resume` may be written with escapes.
@@ -249,12 +251,18 @@ class Session:
             text = data.decode()
         except UnicodeDecodeError:
             return False
-        self._taking = self._take(text)
+        try:
+            self._taking = self._take(text)
+        except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `fail`.
+            self._defect(error)
         return True
 
     async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
         """Handle a small message as soon as it is its tenant's turn."""
         connection = self.connection
+        await self._until_ready(connection)  # A message that was taken at once may have filled it.
+        if self.connection is not connection:
+            return None
         if (turn := self._shares.turn(self.tenant)) is not None:
             await turn
             if self.connection is not connection:
@@ -272,6 +280,7 @@ class Session:
         """
         connection = self.connection
         with connection.taking(len(frame)):
+            await self._until_ready(connection)
             async with self._turns.turn(self.tenant):
                 if self.connection is not connection or connection.has_left:
                     return None
