@@ -61,7 +61,7 @@ def variables(files: tuple[Path, Path], authority: Path | None = None) -> dict[s
 
 
 def ask(running: Running, context: ssl.SSLContext, **message: object) -> dict:
-    with connect(running.ws, ssl=context) as connection:
+    with connect(running.ws, ssl=context, open_timeout=60) as connection:
         connection.send(json.dumps(message))
         reply: dict = read_message(connection)
         return reply

@@ -104,7 +104,7 @@ def test_a_placement_invented_by_a_worker_is_not_granted(world, tmp_path) -> Non
 def test_a_killed_daemon_leaves_nothing_on_ray(world, tmp_path) -> None:
     world.have(1)
     with (  # noqa: PT012  # The end of the block checks how the daemon ended.
-        pytest.raises(CommandError, match="ended with -9"),
+        pytest.raises(CommandError, match="ended with exit code -9"),
         serve_workers(world, tmp_path, 1) as server,
     ):
         assert lease(server, n=0)["success"]
