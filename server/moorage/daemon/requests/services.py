@@ -256,7 +256,9 @@ class AllocationServices:
         to, future = self._calls.open(caller, remote)
         try:
             taking = self._router.request(to, caller, message, warnings)
-            if isinstance(taking, Coroutine | asyncio.Task):  # Else no next message waits for it.
+            if isinstance(
+                taking, Coroutine | asyncio.Task
+            ):  # A plain future pauses no HTTP caller.
                 await taking
             reply = await future
         except asyncio.CancelledError:

@@ -76,11 +76,11 @@ class DeviceHost:
 
     async def is_being_preempted(self) -> bool:
         """Return whether the cloud or Ray reclaims this host; False if unknown after a second."""
-        asked = self._metadata  # Another call may replace the task before this one goes on.
-        if asked is None or asked.done():
-            self._metadata = asked = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
-        done, _ = await asyncio.wait([asked], timeout=2 * METADATA_SECONDS_MAX)
-        return bool(done) and asked.result()
+        lookup = self._metadata  # Another call may replace the task before this one goes on.
+        if lookup is None or lookup.done():
+            self._metadata = lookup = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
+        done, _ = await asyncio.wait([lookup], timeout=2 * METADATA_SECONDS_MAX)
+        return bool(done) and lookup.result()
 
     async def get_info(self) -> HostInfo:
         """Return this host's address, resources and health."""
