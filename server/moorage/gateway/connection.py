@@ -29,8 +29,8 @@ PIECE_BYTES: Final = 2 * 1024
 """Bytes of frames that are processed at once: a millisecond of work if all frames are empty. One
 read of the socket returns up to a quarter of a mebibyte."""
 AT_ONCE_MAX: Final = 8
-"""Messages of a piece that are handled as they are read, within the share of a turn; the reader's
-task handles further ones, in turn with other connections."""
+"""Maximum messages of a piece that `process_event` handles at once, within the share of the tenant.
+The reader's task handles further messages, in turn with other connections."""
 _LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 """Close codes of a normal end; `NO_STATUS_RCVD`: a browser closed without a code."""

@@ -233,7 +233,7 @@ class Session:
             self._left = connection.has_left
 
     def _take_at_once(self, data: bytes) -> bool:
-        """Handle a small message as it is read, which spares a wake-up of the reader's task.
+        """Handle a small message in the callback that read it, without waking the reader's task.
 
         Returns:
             Whether the message was handled. If not, the reader's task must handle it: it knows how
@@ -260,7 +260,7 @@ class Session:
     async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
         """Handle a small message as soon as it is its tenant's turn."""
         connection = self.connection
-        await self._until_ready(connection)  # A message that was taken at once may have filled it.
+        await self._until_ready(connection)  # A message taken at once may have filled the session.
         if self.connection is not connection:
             return None
         if (turn := self._shares.turn(self.tenant)) is not None:

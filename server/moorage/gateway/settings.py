@@ -32,7 +32,7 @@ class GatewaySettings:
             and the socket is not read.
         sessions_max: Open sessions; of one address at most three quarters. Beyond it: HTTP 503.
         handshakes_max: Connections without a session; of one address at most three quarters.
-            Beyond it: the oldest is cut. The kernel holds the same number again.
+            Beyond it, the server cuts the oldest. As many further ones wait in the kernel.
         connections_max: Connections with and without a session. Beyond it: the oldest without a
             session is cut.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the

@@ -19,7 +19,7 @@ from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
 
 STATUS_SECONDS_MAX: Final = 60.0
-"""Seconds for a status of which no caller gave a limit; without a status, a resource is not fit."""
+"""Maximum seconds to wait for a status if the caller gave no limit; then, a resource is not fit."""
 
 _T = TypeVar("_T")
 

@@ -76,7 +76,7 @@ class Router:
             self._audit.note_surplus(caller.tenant, self._replies.remote(to), setting)
             self._replies.send(to, encode(no, message_id=message.id))
             pause = min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"])
-            # A future: messages with `id` come concurrently with a coroutine.
+            # A future, since the gateway reads on while a coroutine of a message with `id` runs.
             return asyncio.ensure_future(asyncio.sleep(pause))
         elif isinstance(message, AllocationRequest):
             return self._admission.request(to, caller.tenant, message, warnings)
