@@ -217,7 +217,7 @@ class AntiAffinity(msgspec.Struct, frozen=True, gc=False):
     topology: Literal["node", "rack", "zone"] = "node"
 
 
-class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
+class LeaseTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The `lease` of a request: how long the lease lasts, and how long the request may wait.
 
     Args:
@@ -295,7 +295,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     log_tail: tuple[str, ...] = ()
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class Ask(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One request for a placement, as its session sent it.
 
     Args:
@@ -370,7 +370,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
+class Lease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The right to hold a placement until it is ended.
 
     Used capacity is always computed from the existing leases, and never stored beside the leases.

@@ -67,6 +67,7 @@ from moorage.model import (
     Quota,
     RequestId,
     Requirement,
+    Share,
     Tenant,
 )
 
@@ -186,6 +187,34 @@ def test_stored_facts_are_read_back_unchanged(record: type[Any]):
         assert list(FACTS.unpack(FACTS.pack([fact, fact]), "here", "a part")) == [fact, fact]
 
     come_back()
+
+
+def test_a_stored_grant_leaves_out_what_the_request_did_not_say():
+    """Half of the ledger would be defaults; other releases read the fields' defaults, too."""
+    lease = Lease(
+        RequestId("r-1"),
+        Tenant("ann"),
+        "digest",
+        PolicyRef("first_fit:1.0-stable", "digest"),
+        (Share(ClusterId("c-1"), NodeId("n-1"), ("0",)),),
+        1,
+        10.0,
+        70.0,
+        LeaseTerms(60.0),
+    )
+    stored = json.loads(seal(1, 10.0, Granted(lease), 0).body)
+    assert stored["lease"]["terms"] == {"ttl_seconds": 60.0}
+    assert list(stored["lease"]) == [
+        "id",
+        "tenant",
+        "token_digest",
+        "policy",
+        "placement",
+        "fencing",
+        "granted_at",
+        "expires_at",
+        "terms",
+    ]
 
 
 def test_each_fact_names_its_lease_request_or_cluster():

@@ -1,6 +1,7 @@
 """Converts facts to JSON and back, with kinds, versions and checksums, for all ledgers.
 
-Every fact is stored with the name of its kind and the version of that kind's shape. Any change
+Every fact is stored with the name of its kind and the version of that kind's shape. Leases and
+requests are stored without the fields that have their default values. Any change
 of a shape, an added field included, is a new version: an older release then refuses the fact
 instead of dropping what it does not know. `UPGRADES` brings older versions up to date.
 `tests/ledger/shapes.json` pins the shapes, so that each change needs a new version.

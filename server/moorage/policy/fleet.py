@@ -44,6 +44,8 @@ class Misfit(IntEnum):
     MEMORY_BUSY = 12
 
 
+ALL: Final = slice(None)
+"""The index of all rows."""
 COPIES_MAX: Final = 1_000_000
 """The number of times that an empty demand fits on a node."""
 NEVER: Final = Misfit.MEMORY
@@ -141,13 +143,13 @@ class Fleet(NodeInventory):
         """Return the result of `matching` for one node, without caching it."""
         return self._matching.meets(self, row, where)
 
-    def fitting_gpus(self, demand: Demand, rows: Any = slice(None)) -> Bools:
+    def fitting_gpus(self, demand: Demand, rows: Any = ALL) -> Bools:
         """Return which devices could serve `demand` now: bool `[rows, devices]`."""
         fitting: Bools = self.gpu_free[rows] >= demand.gpu_milli
         fitting &= self.eligible_gpus(demand)[rows]
         return fitting
 
-    def feasible(self, demand: Demand, rows: Any = slice(None)) -> Bools:
+    def feasible(self, demand: Demand, rows: Any = ALL) -> Bools:
         """Return which nodes could take the part of `demand` for one node now: bool `[rows]`.
 
         Args:
@@ -202,7 +204,7 @@ class Fleet(NodeInventory):
         enough = [found for found in by_group.values() if len(found) >= demand.gpus]
         return min(enough, key=len, default=[])
 
-    def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
+    def copies(self, demand: Demand, rows: Any = ALL) -> Ints:
         """Return how often the part of `demand` for one node fits on each node now: int64 `[rows]`.
 
         The result is above 0 exactly for the nodes that `feasible` returns. An empty demand fits
@@ -228,7 +230,7 @@ class Fleet(NodeInventory):
             return np.minimum(copies, sum(in_groups, np.zeros_like(copies)))
         return copies
 
-    def misfits(self, demand: Demand, rows: Any = slice(None)) -> npt.NDArray[np.int8]:
+    def misfits(self, demand: Demand, rows: Any = ALL) -> npt.NDArray[np.int8]:
         """Return the first failing constraint per node, as `Misfit` values: int8 `[rows]`.
 
         A node is `FITS` exactly when `feasible` says so.

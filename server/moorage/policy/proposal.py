@@ -18,6 +18,8 @@ GPUS_MAX: Final = 1024
 """At most this many devices in one share."""
 AMOUNT_MAX: Final = 2**53
 """Largest whole number in a proposal: every JSON reader and every column holds it exactly."""
+_OBJECTS: Final = (dict, Mapping)
+"""Classes of JSON objects; Python is slow to ask `Mapping`, so it asks `dict` first."""
 
 
 class ProposedShare(msgspec.Struct, frozen=True, gc=False):
@@ -89,7 +91,7 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
     Raises:
         ProposalError: The value names a cluster, but another part of it is malformed.
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, _OBJECTS):
         return (_read_share(value, demand, ""),) if _names_cluster(value) else ()
     if not isinstance(value, list) or not any(_names_cluster(item) for item in value):
         return ()
@@ -131,7 +133,7 @@ def _join(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
 
 
 def _names_cluster(value: JsonValue) -> bool:
-    return isinstance(value, Mapping) and (
+    return isinstance(value, _OBJECTS) and (
         value.get("cluster_id") is not None or value.get("clusterId") is not None
     )
 
@@ -166,8 +168,10 @@ def _gpus(value: JsonValue, field: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > GPUS_MAX:
         raise ProposalError(field, f"a list of at most {GPUS_MAX} GPU ids")
     gpus: tuple[str, ...] = tuple(value)
-    if not all(type(gpu) is str and gpu for gpu in value):
-        gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
+    for gpu in gpus:
+        if type(gpu) is not str or not gpu:
+            gpus = tuple(_name(each, f"{field}[{number}]") for number, each in enumerate(value))
+            break
     if len(set(gpus)) != len(gpus):
         raise ProposalError(field, "each GPU once")
     return gpus

@@ -5,9 +5,15 @@ import random
 import msgspec
 import pytest
 
-from moorage.model import Cluster, ClusterId, Gpu, Node, NodeId, Share
+from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share
 from moorage.policy import Fleet
 from moorage.sandbox.cell.replica import Replica
+
+DEMANDS = (
+    Demand(gpus=1),
+    Demand(gpus=2, gpu_milli=500, cpu_milli=500, memory_mib=100),
+    Demand(cpu_milli=7_000),
+)
 
 
 def fleet_of(rng: random.Random, nodes: int) -> Fleet:
@@ -175,6 +181,10 @@ def check(link: Link, outstanding: dict[str, Share]) -> None:
     assert seen.cpu_free.tolist() == expected.cpu_free.tolist()
     assert seen.memory_free.tolist() == expected.memory_free.tolist()
     assert seen.gpu_free.tolist() == expected.gpu_free.tolist()
+    for demand in DEMANDS:
+        fits = seen.feasible(demand)
+        assert fits.tolist() == expected.feasible(demand).tolist()
+        fits[:] = True  # A policy may change its answer; the next one must be right again.
 
 
 def test_a_granted_proposal_marks_no_row_as_changed():

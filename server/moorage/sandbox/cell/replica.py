@@ -24,29 +24,58 @@ rows again: a grant of exactly what was proposed marks nothing.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.model import Demand, Share
 from moorage.policy import Fleet, ProposalError, parse_proposal
+from moorage.policy.fleet import ALL
+from moorage.policy.inventory import Bools
 from moorage.records.json_values import JsonValue
 from moorage.sandbox.wire.frames import Part, Row, ShareFields
 from moorage.sandbox.wire.limits import OUTSTANDING_MAX
 
 GONE: Final = -1
 """The row number of a missing node."""
+DEMANDS_MAX: Final = 64
+"""Maximum demands for which a cell stores where they fit; a further one clears the store."""
+ROWS_FEW: Final = 6
+"""Up to this number of changed nodes, it is quicker to judge them one by one than to judge all."""
 _decode: Final = msgspec.msgpack.decode
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """A share (the part of a proposal on one node), with the node's row and its GPUs' columns."""
 
     row: int
     share: Share
     columns: tuple[int, ...]
+
+
+class _Fleet(Fleet):
+    """A fleet that stores where demands fit: only a few nodes change from request to request."""
+
+    def __init__(self) -> None:
+        self._fits: dict[Demand, tuple[int, Bools]] = {}
+        """By demand: the version at which its nodes were judged, and the result."""
+        super().__init__()
+
+    def feasible(self, demand: Demand, rows: Any = ALL) -> Bools:
+        """Return the same as `Fleet.feasible`."""
+        if rows is not ALL:
+            return super().feasible(demand, rows)
+        version, fits = self._fits.get(demand, (-1, None))
+        changed = self.changed_since(version)
+        if fits is None or changed is None or len(changed) > ROWS_FEW:
+            if len(self._fits) >= DEMANDS_MAX:
+                self._fits.clear()
+            fits = super().feasible(demand)
+        else:
+            for row in changed:
+                fits[row] = self.takes(row, demand)
+        self._fits[demand] = self.version, fits
+        return fits.copy()  # Policies may change it.
 
 
 class Replica:
@@ -57,7 +86,7 @@ class Replica:
     """
 
     def __init__(self) -> None:
-        self.fleet = Fleet()
+        self.fleet: Fleet = _Fleet()
         self._outstanding: dict[str, tuple[_Held, ...]] = {}
         self._on_row: dict[int, int] = {}
         """Number of outstanding shares (parts of proposals) on a row; most rows have none."""
@@ -85,7 +114,7 @@ class Replica:
                 self.fleet.splice(name, _fleet_of(packed) if packed else None)
             self._relocate(replaced)
             dropped = [
-                replace(held, row=row)
+                held._replace(row=row)
                 for held in dropped
                 if held.share.cluster_id not in replaced
                 and (row := self.fleet.row(held.share.cluster_id, held.share.node_id)) is not None
@@ -113,12 +142,11 @@ class Replica:
         shares = [proposed.share() for proposed in proposals]
         taken: list[_Held] = []
         for share in shares:
-            held = None if share is None else self._locate(share)
+            held = None if share is None else self._subtract(share)
             if held is None:
                 for undone in taken:
                     self.fleet.give(undone.share)
                 return
-            self.fleet.take(held.share)
             taken.append(held)
         if not taken:
             return
@@ -153,23 +181,25 @@ class Replica:
                 del self._on_row[held.row]
         return dropped
 
-    def _locate(self, share: Share) -> _Held | None:
-        """Return the row and columns of a proposal's part on one node; None: it does not fit."""
+    def _subtract(self, share: Share) -> _Held | None:
+        """Subtract a proposal's part on one node, and return it; None: it does not fit."""
         fleet = self.fleet
         row = fleet.row(share.cluster_id, share.node_id)
         if row is None:
             return None
-        ids = fleet.gpu_ids[row]
-        if any(gpu not in ids for gpu in share.gpus):
-            return None
-        columns = tuple(ids.index(gpu) for gpu in share.gpus)
         cpu, memory, gpus = fleet.capacity(row)
-        fits = (
-            cpu >= share.cpu_milli
-            and memory >= share.memory_mib
-            and all(gpus[column] >= share.gpu_milli for column in columns)
-        )
-        return _Held(row, share, columns) if fits else None
+        if cpu < share.cpu_milli or memory < share.memory_mib:
+            return None
+        ids, columns = fleet.gpu_ids[row], list[int]()
+        for gpu in share.gpus:
+            if gpu not in ids:
+                return None
+            columns.append(column := ids.index(gpu))
+            gpus[column] -= share.gpu_milli
+            if gpus[column] < 0:
+                return None
+        fleet.set_capacity(row, cpu - share.cpu_milli, memory - share.memory_mib, gpus)
+        return _Held(row, share, tuple(columns))
 
     def _set(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
         """Set a row to the host's amounts less outstanding proposals, only if that differs."""
