@@ -224,8 +224,8 @@ class Allocator:
 
     def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per event.
         match event:
-            case Asked(to, ask):
-                self._asks.take(to, ask)
+            case Asked():
+                self._asks.take(event.to, event.ask)
             case Proposed() | ConsultFailed():
                 self._asks.take_answer(event)
             case ReleaseAsked(to, request, token_digest, tenant):

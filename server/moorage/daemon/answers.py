@@ -45,16 +45,22 @@ def encode(
     shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
     if stamp:
         shared |= stamp
-    if not isinstance(answer, Information):
+    if type(answer) is not Information:
         shared |= {"request": request, "policy_rule_uri": version}
     match answer:
         case Advice(data, reasons):
             shared |= {"reasons": reasons}
             return replies.success(data, **shared)
-        case LeaseNews(lease, data, reasons, owner, longest, lost):
-            own = token if owner else ""
-            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest, lost=lost)
-            shared |= {"reasons": reasons, "lease": shown}
+        case LeaseNews():
+            lease, data = answer.lease, answer.data
+            shared["reasons"] = answer.reasons
+            shared["lease"] = lease_answer(
+                lease,
+                workload,
+                token=token if answer.owner else "",
+                ttl_max_seconds=answer.ttl_max_seconds,
+                lost=answer.lost,
+            )
             return replies.success(placement(lease) if data is None else data, **shared)
         case Information(data):
             return replies.success(data, **shared)

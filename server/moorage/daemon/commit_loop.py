@@ -297,9 +297,9 @@ class CommitLoop:
         return bool(self._groups) and time.monotonic() - self._groups[0].began >= STALL_SECONDS_MIN
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Tick):
+        if type(event) is Tick:  # As below: quicker than `isinstance`, which a Struct slows.
             self._mend_time()
-        if isinstance(event, Asked) and event.ask.terms is not None and self._ledger.is_full:
+        if type(event) is Asked and event.ask.terms is not None and self._ledger.is_full:
             self._effects.carry_out(Respond(event.to, FULL))
         else:
             self._step(event)
@@ -319,7 +319,7 @@ class CommitLoop:
     def _step(self, event: Event) -> None:
         self._now = self._clock.now()
         began = time.perf_counter()
-        if not isinstance(event, ReleaseAsked):
+        if type(event) is not ReleaseAsked:
             self._take_turn(event, self._allocator.step(event, self._now), began)
             return
         # Finding the next waiters takes longer than the release, so its reply leaves first.

@@ -65,18 +65,18 @@ class EffectCarrier:
         gateway learns whose messages wait in the queue and are in flight no longer.
         """
         for fact in turn.facts:
-            if isinstance(fact, Queued):
+            if type(fact) is Queued:
                 for to in self.requests.listeners.get(fact.ask.id, ()):
                     self.replies.note_waiting(to)
-        if isinstance(event, CONSULTED):
-            self.durations.observe_decision(event, seconds)
-            self.consultations.note_decision(event, turn)
-        elif isinstance(event, Asked):
+        if type(event) is Asked:
             self.measures.requests += 1
             self.watchers.observe_request(event.ask)
             first = self.requests.repeated(event.to, event.ask)
             if first is not None:  # A repeated request makes no fact.
                 self.replies.note_repeat(event.to, first, waits=self.requests.waits(first))
+        elif isinstance(event, CONSULTED):
+            self.durations.observe_decision(event, seconds)
+            self.consultations.note_decision(event, turn)
         self.decisions.observe_step(event, turn)
         self.trail.observe_step(event, turn)
         if self.traces is not None:
@@ -101,9 +101,9 @@ class EffectCarrier:
         if self.traces is not None:
             self.traces.note_effect(effect)
         match effect:
-            case Respond(to, answer):
-                self.measures.count(answer)
-                self.replies.answer(to, answer)
+            case Respond():
+                self.measures.count(effect.answer)
+                self.replies.answer(effect.to, effect.answer)
             case Consult():
                 self.durations.observe_consultation(effect)
                 self.consultations.consult(effect)

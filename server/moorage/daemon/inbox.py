@@ -84,11 +84,11 @@ class Inbox:
             tenant: The tenant whose client sent the event; None: it is the server's own.
         """
         if type(event) in _AHEAD or (
-            isinstance(event, CancelAsked) and event.request not in self._requests
+            type(event) is CancelAsked and event.request not in self._requests
         ):
             self._ahead.append(event)
         else:
-            if isinstance(event, Asked):
+            if type(event) is Asked:
                 self._requests[event.ask.id] = tenant
                 self._requests_of[tenant] += 1
             (self._own if tenant is None else self._of.setdefault(tenant, deque())).append(event)
@@ -124,7 +124,7 @@ class Inbox:
         event = events.popleft()
         if events:
             self._of[tenant] = events
-        if isinstance(event, Asked):
+        if type(event) is Asked:
             self._forget(event.ask.id)
         return event
 

@@ -358,7 +358,7 @@ class Session:
         if self.draining:
             self.tell(number, failure(Code.SHUTTING_DOWN, _STOPPING, id=message.id))
             return None
-        if isinstance(message, Resume):
+        if type(message) is Resume:
             self._ask_to_resume(number, message)
             return None
         to = Address(self.id, number)

@@ -23,7 +23,7 @@ from moorage.ledger.base import (
     LedgerLocked,
     Recovery,
 )
-from moorage.ledger.codec import FACTS, seal, unseal
+from moorage.ledger.codec import FACTS, seal_all, unseal
 from moorage.storage.base import FactRow
 
 _PLACE = "the ledger in memory"
@@ -88,11 +88,8 @@ class MemoryLedger:
     ) -> Coroutine[Any, Any, int]:
         del lone  # All are durable at once.
         self._check_open()
-        rows: list[FactRow] = []
         chain = self._storage.rows[-1].chain if self._storage.rows else 0
-        for seq, fact in enumerate(facts, self.last_seq + 1):
-            rows.append(seal(seq, at, fact, chain))
-            chain = rows[-1].chain
+        rows = seal_all(self.last_seq + 1, at, facts, chain)
         self._storage.rows.extend(rows)
         return asyncio.sleep(0, self.last_seq)
 

@@ -20,7 +20,7 @@ from moorage.ledger.base import (
     Recovery,
     translate_errors,
 )
-from moorage.ledger.codec import FACTS, seal
+from moorage.ledger.codec import FACTS, seal_all
 from moorage.ledger.reading import StoredHistory
 from moorage.ledger.writer import GroupCommit, WriteJob
 from moorage.storage.base import Checkpoint, Facts, FactStore
@@ -125,11 +125,9 @@ class StoredLedger(StoredHistory):
     ) -> tuple[int, WriteJob]:
         """Hand facts to the writer; return the seq of the last one, and the job."""
         writer = self._usable()
-        rows, chain = [], self._chain
-        for seq, fact in enumerate(facts, self._given_seq + 1):
-            rows.append(seal(seq, at, fact, chain))
-            chain = rows[-1].chain
-        self._chain = chain
+        rows = seal_all(self._given_seq + 1, at, facts, self._chain)
+        if rows:
+            self._chain = rows[-1].chain
         self._given_seq += len(rows)
         self._pending += len(rows)
         fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)

@@ -170,7 +170,7 @@ class Fleet(NodeInventory):
         Args:
             row: The node.
             demand: The demand that must fit on the node.
-            columns: Devices that must all be able to serve the demand now.
+            columns: Different devices that must all be able to serve the demand now.
         """
         if (
             self.cpu_free.item(row) < demand.cpu_milli
@@ -178,6 +178,12 @@ class Fleet(NodeInventory):
             or (demand.where and not self.matching(demand.where).item(row))
         ):
             return False
+        if columns and len(columns) >= demand.gpus and self._groups(demand) is None:
+            able, free, milli = self.eligible_gpus(demand), self.gpu_free, demand.gpu_milli
+            for column in columns:
+                if free.item(row, column) < milli or not able.item(row, column):
+                    return False
+            return True
         if not demand.gpus and not columns:
             return True
         fitting = self.fitting_columns(row, demand)
@@ -282,7 +288,7 @@ class Fleet(NodeInventory):
         return Share(
             cluster_id=cluster_id,  # type: ignore[arg-type]  # Plain strings in the replica.
             node_id=node_id,  # type: ignore[arg-type]  # As above.
-            gpus=tuple(self.gpu_ids[row][column] for column in columns),
+            gpus=tuple([self.gpu_ids[row][column] for column in columns]),
             gpu_milli=demand.gpu_milli,
             cpu_milli=demand.cpu_milli,
             memory_mib=demand.memory_mib,

@@ -5,7 +5,7 @@ Only `messages` reads these parts; the types of the fields are in `fields`.
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 from msgspec.structs import asdict, astuple
 
 from moorage import model
@@ -137,9 +137,8 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def terms(self) -> model.LeaseTerms:
         """Convert these fields to the lease terms of the core."""
-        apart = self.anti_affinity
-        near = None if apart is None else model.AntiAffinity(apart.group, apart.topology)
-        return model.LeaseTerms(**asdict(self) | {"anti_affinity": near})
+        terms: model.LeaseTerms = convert(self, model.LeaseTerms, from_attributes=True)
+        return terms
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

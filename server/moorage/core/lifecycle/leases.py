@@ -118,11 +118,11 @@ class LeaseLifecycle:
         now, fencing = self._turn.now, self._turn.state.fencing + 1
         waiting = self._turn.state.lease(ask.id)
         if waiting is None:
-            lease = Lease(
-                id=ask.id,
-                tenant=ask.tenant,
-                token_digest=ask.token_digest,
-                policy=ask.policy,
+            lease = Lease(  # For more arguments with names than these, Python would make a dict.
+                ask.id,
+                ask.tenant,
+                ask.token_digest,
+                ask.policy,
                 placement=placement,
                 fencing=fencing,
                 granted_at=now,

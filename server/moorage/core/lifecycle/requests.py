@@ -391,10 +391,11 @@ class Requests:
     def _reasons(self, pending: Pending) -> JsonObject:
         """Return the reasons for an answer, for `explain` and `why`."""
         ask = pending.ask
+        waited = self._turn.now - pending.since
         reasons: JsonObject = {
             "policy_rule_uri": ask.policy.uri,
             "consultations": pending.consultations,
-            "waited_seconds": round(self._turn.now - pending.since, 6),
+            "waited_seconds": round(1e6 * waited) / 1e6,  # Quicker than `round(waited, 6)`.
         }
         if ask.demand is not None and ask.explain:
             reasons |= self._feasibility.reasons(ask.demand, ask.candidates)

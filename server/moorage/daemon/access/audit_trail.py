@@ -98,9 +98,9 @@ class AuditTrail:
             to, number = getattr(event, "to", None), self._stepped
             for fact in turn.facts:
                 number += 1
-                if isinstance(fact, Granted):
+                if type(fact) is Granted:
                     entry: AuditEntry | None = self._grant(fact.lease)
-                elif isinstance(fact, Ended):
+                elif type(fact) is Ended:
                     entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
                 else:
                     entry = self._entry(fact, to)
@@ -109,7 +109,7 @@ class AuditTrail:
                     self._made.append(entry)
             self._stepped = number
         for effect in turn.effects:
-            if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
+            if type(effect) is Respond and type(effect.answer) is Refusal:
                 self._note_refusal(effect.to, effect.answer)
 
     def observe_commit(self, facts: Sequence[Fact], last: int) -> None:

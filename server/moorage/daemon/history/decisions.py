@@ -77,7 +77,7 @@ class Decisions:
     def observe_step(self, event: Event, turn: Turn) -> None:
         """Note refusals of this step. Runs on the hot path."""
         ask: Ask | None = None
-        if isinstance(event, Asked):
+        if type(event) is Asked:  # As below: quicker than `isinstance`, which a Struct slows.
             ask = event.ask
         elif isinstance(event, CONSULTED):
             ask = self._open.pop(event.request, None)
@@ -85,9 +85,9 @@ class Decisions:
             self._note(ask, turn)
         self._seq += len(turn.facts)
         for effect in turn.effects:
-            if isinstance(effect, Consult):
+            if type(effect) is Consult:
                 self._open[effect.ask.id] = effect.ask
-            elif isinstance(effect, Forget):
+            elif type(effect) is Forget:
                 self._open.pop(effect.request, None)
 
     def _note(self, ask: Ask, turn: Turn) -> None:

@@ -120,7 +120,7 @@ class Admission:
     ) -> None:
         verdict = self.asks.ask(tenant, message, warnings)
         version = message.policy_rule_uri if alias else ""
-        if isinstance(verdict, Refusal):
+        if not isinstance(verdict, tuple):
             reply = encode(verdict, message_id=message.id, warnings=warnings, version=version)
             self.replies.send(to, reply)
             return

@@ -116,10 +116,10 @@ class Asks:
                 return settled
             provision = settled
         candidates = self._candidates(message, warnings)
-        if isinstance(candidates, Refusal):
+        if candidates is not None and not isinstance(candidates, tuple):
             return candidates
         reached = self._reach(provision, candidates, demands[-1])
-        if isinstance(reached, Refusal):
+        if not isinstance(reached, tuple):
             return reached
         candidates, avoid = reached
         inputs = message.inputs
@@ -134,11 +134,11 @@ class Asks:
         drawn = self._draw()
         request = RequestId(drawn[:8].hex())
         token = self._tokens.make(request)
-        ask = Ask(
-            id=request,
-            tenant=tenant,
-            policy=record.ref,
-            candidates=candidates,
+        ask = Ask(  # For more arguments with names than these, Python would make a dict.
+            request,
+            tenant,
+            record.ref,
+            candidates,
             demand=demand,
             alternatives=alternatives,
             terms=message.terms(),

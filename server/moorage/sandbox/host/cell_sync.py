@@ -224,6 +224,8 @@ class CellSync:
         changed = fleet.rows_since(self._version)
         if spliced is None or changed is None or len(spliced) > PARTS_MAX:
             return self._world.snapshot(), (), ()
-        sync = ((row, *fleet.capacity(row)) for row in changed)
-        rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in sync)
-        return None, tuple(map(self._world.part, spliced)), rows
+        rows = list[frames.Row]()
+        for row in changed:
+            cpu, memory, gpus = fleet.capacity(row)
+            rows.append((row, cpu, memory, tuple(gpus)))
+        return None, tuple(map(self._world.part, spliced)), tuple(rows)
