@@ -176,6 +176,8 @@ Placement = tuple[Share, ...]
 OVERTAKEN_MAX: Final = 1_000
 """How often later requests of the same or a lower priority may overtake a waiter. A waiter that was
 overtaken this often goes before the others of its priority, whatever their fair shares are."""
+NO_SECONDS: Final = 0.0
+"""The default of durations. msgspec omits a default only where a value is this very object."""
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
@@ -236,14 +238,14 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     ttl_seconds: float
-    wait_seconds: float = 0.0
+    wait_seconds: float = NO_SECONDS
     priority: int = 0
     preemptible: bool = False
     idempotency_key: str = ""
-    runtime_seconds_min: float = 0.0
-    notice_seconds: float = 0.0
+    runtime_seconds_min: float = NO_SECONDS
+    notice_seconds: float = NO_SECONDS
     project: str = ""
-    ttl_seconds_min: float = 0.0
+    ttl_seconds_min: float = NO_SECONDS
     anti_affinity: AntiAffinity | None = None
 
 

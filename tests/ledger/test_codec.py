@@ -70,6 +70,7 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.records.requests import LeaseRequest
 
 SHAPES = Path(__file__).with_name("shapes.json")
 
@@ -200,7 +201,7 @@ def test_a_stored_grant_leaves_out_what_the_request_did_not_say():
         1,
         10.0,
         70.0,
-        LeaseTerms(60.0),
+        LeaseRequest(ttl_seconds=60.0).terms(),
     )
     stored = json.loads(seal(1, 10.0, Granted(lease), 0).body)
     assert stored["lease"]["terms"] == {"ttl_seconds": 60.0}

@@ -120,14 +120,14 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """
 
     ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
-    wait_seconds: f.WaitSeconds = 0.0
+    wait_seconds: f.WaitSeconds = model.NO_SECONDS
     priority: f.Priority = 0
     preemptible: f.Flag = False
-    runtime_seconds_min: f.WaitSeconds = 0.0
-    notice_seconds: f.WaitSeconds = 0.0
+    runtime_seconds_min: f.WaitSeconds = model.NO_SECONDS
+    notice_seconds: f.WaitSeconds = model.NO_SECONDS
     idempotency_key: f.OptionalIdentifier = ""
     project: f.OptionalIdentifier = ""
-    ttl_seconds_min: f.WaitSeconds = 0.0
+    ttl_seconds_min: f.WaitSeconds = model.NO_SECONDS
     anti_affinity: AntiAffinityRequest | None = None
 
     def __post_init__(self) -> None:

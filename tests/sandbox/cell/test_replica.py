@@ -1,6 +1,7 @@
 """A policy sees the fleet that the host last sent, minus its own open proposals."""
 
 import random
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -225,3 +226,28 @@ def test_an_incomplete_or_impossible_proposal_takes_no_capacity(value):
     link.replica.propose("r1", value, None)
     after = link.replica.fleet.snapshot()
     assert {**before, "version": 0} == {**after, "version": 0}
+
+
+def test_what_a_policy_imagines_changes_no_later_answer():
+    """A policy that looks ahead takes shares of a copy, and asks the copy what still fits."""
+    replica = Replica()
+    nodes = [Node(NodeId(f"n{n}"), 8000, 8000, (Gpu("0"),)) for n in range(2)]
+    replica.fleet.install([Cluster(ClusterId("c"), tuple(nodes))])
+    fleet, demand = replica.fleet, Demand(gpus=1)
+    assert fleet.feasible(demand).tolist() == [True, True]
+    copy = fleet.imagined()
+    copy.take(fleet.share(0, demand, [0]))
+    assert copy.feasible(demand).tolist() == [False, True]
+    fleet.take(fleet.share(1, demand, [0]))
+    assert fleet.feasible(demand).tolist() == [True, False]
+
+
+def test_a_policy_may_pass_any_object_with_the_fields_of_a_demand():
+    replica = Replica()
+    replica.fleet.install([Cluster(ClusterId("c"), (Node(NodeId("n"), 8000, 8000),))])
+    assert replica.fleet.feasible(Demand(models=["A100"], cpu_milli=1)).tolist() == [True]
+    fields = {name: getattr(Demand(), name) for name in Demand.__struct_fields__}
+    own = SimpleNamespace(**fields | {"cpu_milli": 9000})
+    assert replica.fleet.feasible(own).tolist() == [False]
+    own.cpu_milli = 1
+    assert replica.fleet.feasible(own).tolist() == [True]

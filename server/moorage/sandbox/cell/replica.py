@@ -63,7 +63,8 @@ class _Fleet(Fleet):
 
     def feasible(self, demand: Demand, rows: Any = ALL) -> Bools:
         """Return the same as `Fleet.feasible`."""
-        if rows is not ALL:
+        # Only demands of the server cannot change. A policy may pass anything with these fields.
+        if rows is not ALL or type(demand) is not Demand or type(demand.models) is not tuple:
             return super().feasible(demand, rows)
         version, fits = self._fits.get(demand, (-1, None))
         changed = self.changed_since(version)
@@ -76,6 +77,13 @@ class _Fleet(Fleet):
                 fits[row] = self.takes(row, demand)
         self._fits[demand] = self.version, fits
         return fits.copy()  # Policies may change it.
+
+    def imagined(self) -> "Fleet":
+        """Return the same as `Fleet.imagined`, with stored results of its own."""
+        other = super().imagined()
+        assert isinstance(other, _Fleet)
+        other._fits = {}  # noqa: SLF001  # One of its own kind.
+        return other
 
 
 class Replica:
