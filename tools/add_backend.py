@@ -245,6 +245,10 @@ async def test_start_says_what_is_to_be_written() -> None:
 
 With `pip install '.[$name]'` in a checkout, the setting `backends` can name `$name`. The backend
 starts nothing yet: it refuses each request with a `provision` that names it.
+
+## What can go wrong
+
+- **Each request is refused:** the backend is not written yet.
 """,
 }
 

@@ -75,6 +75,7 @@ def test_a_new_backend_runs_the_tests_of_all_backends(copy: Path) -> None:
         assert checked.returncode == 0, checked.stdout
     typed = run(copy, "-m", "mypy", "--follow-imports=silent", "-p", "moorage.backends.tide_pool")
     assert typed.returncode == 0, typed.stdout
+    assert "\n## What can go wrong\n" in (copy / "docs/how-to/tide_pool.md").read_text()
     names = "import moorage.backends.registry as r; print(*r.kinds())"
     assert "tide_pool" in run(copy, "-c", names).stdout
     conformance = ("tests/conformance/test_backend.py", "-k", "tide_pool")

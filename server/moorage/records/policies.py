@@ -12,14 +12,20 @@ Latency = dict[str, float] | None
 """Median and 99th percentile, in milliseconds: `p50`, `p99`."""
 
 
-class PolicyHistoryEntry(Struct):
-    """A change of a policy; `at` is in seconds since the epoch."""
+class PolicyHistoryEntry(Struct, frozen=True, omit_defaults=True):
+    """A change of a policy; `at` is in seconds since the epoch.
+
+    Attributes:
+        who: The tenant that made the change; empty: the server has no tenants.
+        digest: Digest of the URI's content at that time.
+        fields: The changed fields of the document, if the change is `described`.
+    """
 
     at: float
     who: str
     what: Annotated[str, values("registered", "described", "removed")]
     digest: str
-    fields: list[str] = []
+    fields: tuple[str, ...] = ()
 
 
 class PolicyOutput(Struct):

@@ -1,4 +1,4 @@
-"""Tests of the right to change a cluster, block or executor, by owner and role."""
+"""Tests of the right that each message needs, and of the right to change a document, by owner."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -8,10 +8,10 @@ import pytest
 from moorage.catalog.opening import open_catalog
 from moorage.catalog.ports import Catalog
 from moorage.core.state.state import State
-from moorage.daemon.access.rights import Owners, Ownership
+from moorage.daemon.access.rights import RIGHT_OF, Owners, Ownership
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.records.rights import SERVER_ITSELF, Caller, Role
+from moorage.records.rights import SERVER_ITSELF, Caller, Right, Role
 from moorage.storage.sqlite.records import SqliteRecords
 
 OWNERS = ("", "ann", "bob", SERVER_ITSELF)
@@ -21,6 +21,22 @@ MAY = {
     Role.ADMIN: set(OWNERS),
 }
 """For each role that may change clusters: the owners whose clusters the tenant ann may change."""
+
+NEEDED = {
+    Right.PLACE: "AllocationRequest BlockRequest",
+    Right.LEASE: "Cancel Flush Release Renew",
+    Right.EXEC: "Exec Files",
+    Right.POLICY: "Manage",
+    Right.CORDON: "Cordon Drain ForgetMachine Uncordon",
+    Right.RESERVE: "ReserveNodes UnreserveNodes",
+    Right.QUOTA: "RemoveQuota SetQuota",
+}
+"""The messages that need more than the right to read."""
+
+
+def test_each_message_that_changes_something_needs_its_right() -> None:
+    named = {name: right for right, names in NEEDED.items() for name in names.split()}
+    assert {k.__name__: right for k, right in RIGHT_OF.items() if right is not Right.READ} == named
 
 
 def ownership(catalog: Catalog) -> Ownership:

@@ -8,12 +8,12 @@ import time
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
 
 from moorage.catalog.embedded.store import Database, StoredRow
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
+from moorage.records.policies import PolicyHistoryEntry
 
 CHANGES_MAX: Final = 1000
 """Maximum stored changes of one URI; beyond it, the second oldest is forgotten, since the first one
@@ -26,24 +26,7 @@ FIELDS_MAX: Final = 32
 FIELD_CHARS_MAX: Final = 64
 
 
-class PolicyChange(Struct, frozen=True, omit_defaults=True):
-    """One change of a policy.
-
-    Args:
-        at: Seconds since the epoch.
-        who: The tenant that made the change; empty: the server has no tenants.
-        digest: Digest of the URI's content at that time.
-        fields: The changed fields of the document, if the change is `described`.
-    """
-
-    at: float
-    who: str
-    what: Literal["registered", "described", "removed"]
-    digest: str
-    fields: tuple[str, ...] = ()
-
-
-_changes: Final = msgspec.json.Decoder(list[PolicyChange]).decode
+_changes: Final = msgspec.json.Decoder(list[PolicyHistoryEntry]).decode
 
 
 def note(
@@ -58,7 +41,7 @@ def note(
     row = database.get("history", uri)
     changes = _changes(row.document) if row else []
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])
-    changes.append(PolicyChange(time.time(), who, what, digest, named))
+    changes.append(PolicyHistoryEntry(time.time(), who, what, digest, named))
     if len(changes) > CHANGES_MAX:
         del changes[1]  # The first change tells the origin.
     database.put("history", StoredRow(uri, msgspec.json.encode(changes)))

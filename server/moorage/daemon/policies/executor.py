@@ -7,13 +7,11 @@ this server builds `input_data["fleet"]` from them, for this execution only.
 import asyncio
 from typing import Final
 
-from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
-from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
 from moorage.daemon.answers import error_of
-from moorage.daemon.policies.finder import code_of
+from moorage.daemon.policies.finder import code_of, fetch_policy
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
@@ -56,10 +54,7 @@ class PolicyExecutor:
         if "input_data" not in body:
             raise ServiceError.wrong_field("input_data", "the input of `eval`")
         parameters, settings = _object(body, "parameters"), _object(body, "settings")
-        await self._catalog.freshness.fetch(uri, (), Allowance())
-        record = self._catalog.memory.policy(uri)
-        if record is None:
-            raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
+        record = await fetch_policy(self._catalog, uri)
         if self._under_way >= EXECUTIONS_MAX:
             raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are running already")
         self._under_way += 1

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.policies import entry_name
+from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
@@ -193,6 +194,19 @@ async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -
         raise ServiceError.wrong_field(f"{place}.parameters.like", expected)
     among = frozenset(ids)
     return [each for each in await of.alike(search.like, search.weights) if each in among]
+
+
+async def fetch_policy(catalog: Catalog, uri: str) -> PolicyRecord:
+    """Return the policy of a URI, also one that only another store has.
+
+    Raises:
+        ServiceError: `unknown_policy`, or the policy's store cannot be reached.
+    """
+    await catalog.freshness.fetch(uri, (), Allowance())
+    record = catalog.memory.policy(uri)
+    if record is None:
+        raise unknown_id_error("policy", uri, catalog.memory.policy_uris())
+    return record
 
 
 def code_of(record: PolicyRecord) -> contract.PolicyCode:

@@ -4,13 +4,11 @@ from typing import Final
 
 import msgspec
 
-from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.contexts import ContextEntry
-from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.answers import error_of
-from moorage.daemon.policies.finder import code_of
+from moorage.daemon.policies.finder import code_of, fetch_policy
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
@@ -52,7 +50,7 @@ class Management:
             ServiceError: `unknown_policy`, `unavailable`, `unsupported` where the policy has no
                 `management`, or the fault of the policy.
         """
-        record = await self._record(uri)
+        record = await fetch_policy(self._catalog, uri)
         if self._elsewhere:
             reason = f"another server executes {record.ref.uri} and does not support management"
             raise ServiceError(Code.UNSUPPORTED, reason, field="policy_rule_uri")
@@ -92,7 +90,7 @@ class Management:
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.
         """
-        ref = (await self._record(uri)).ref
+        ref = (await fetch_policy(self._catalog, uri)).ref
         circuit = self._sandbox.open_circuit(ref, tenant)
         entry = None
         if circuit is not None:
@@ -103,13 +101,6 @@ class Management:
             "rests": entry,
             "changed": self._sandbox.managed.of(ref, tenant),
         }
-
-    async def _record(self, uri: str) -> PolicyRecord:
-        await self._catalog.freshness.fetch(uri, (), Allowance())
-        record = self._catalog.memory.policy(uri)
-        if record is None:
-            raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
-        return record
 
 
 def read_changes(packed: bytes) -> dict[str, JsonObject]:

@@ -134,7 +134,7 @@ def _rehearsals(record: PolicyRecord) -> list[ExampleRehearsal]:
 def _unloadable(record: PolicyRecord, result: CheckResult) -> ServiceError:
     findings = result.findings
     if is_url(record.document["code"]):
-        findings = tuple(replace(each, text="") for each in findings)
+        findings = tuple(msgspec.structs.replace(each, text="") for each in findings)
     first = findings[0]
     line = f", line {first.line}" if first.line else ""
     where = f"{first.file}{line}: " if first.file else ""

@@ -25,7 +25,7 @@ from moorage.sandbox.cell.imports import ROOT, PolicyImports, display_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
 from moorage.sandbox.cell.suggestions import suggestion
-from moorage.sandbox.wire.frames import ENTRY, Fault
+from moorage.sandbox.wire.frames import ENTRY, CodeFinding
 from moorage.sandbox.wire.limits import (
     CALLS_SHOWN_MAX,
     FINDINGS_MAX,
@@ -120,7 +120,7 @@ class Policy:
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
         self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
         """Settings and parameters of an instance's construction; the instance may change them."""
-        self.faults: list[Fault] = []
+        self.faults: list[CodeFinding] = []
         self.warnings: list[str] = []
 
     @property
@@ -337,7 +337,7 @@ class Policy:
 
     def _fault(self, message: str, file: str = "", line: int = 0) -> None:
         if len(self.faults) < FINDINGS_MAX:
-            self.faults.append(Fault(message, file, line, 0, _line_of(file, line)))
+            self.faults.append(CodeFinding(message, file, line, 0, _line_of(file, line)))
 
     def _blame(self, error: BaseException, file: str = "") -> None:
         """Record an exception as a finding, with the place in the policy that raised it."""
@@ -355,7 +355,7 @@ class Policy:
             file, column = where or file, 0
             text = _line_of(file, line)
         if len(self.faults) < FINDINGS_MAX:
-            self.faults.append(Fault(message, file, line, column, text))
+            self.faults.append(CodeFinding(message, file, line, column, text))
 
 
 def _copy(value: JsonValue) -> JsonValue:

@@ -15,12 +15,6 @@ from typing import Final
 
 from moorage.sandbox.cell import jail, syscalls
 
-REFUSED: Final = (
-    "open", "list", "write", "environ", "socket", "unix_socket", "fork", "thread", "kill_parent",
-    "kill_all", "exec_memory", "exec_protect", "more_files", "more_memory", "priority",
-    "other_channel",
-)  # fmt: skip
-"""Attacks that must fail with an error; the attacking cell keeps running."""
 DEADLY: Final = (
     "ptrace", "execve", "io_uring_setup", "bpf", "unshare", "memfd_create", "process_vm_readv",
     "pidfd_open", "keyctl", "userfaultfd", "x32",
@@ -103,3 +97,5 @@ _ATTEMPTS: Final[Mapping[str, Callable[[], object]]] = {
     "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
     "other_channel": lambda: os.read(syscalls.CHANNEL_FD + 1, 1),
 }
+REFUSED: Final = tuple(_ATTEMPTS)
+"""Attacks that must fail with an error; the attacking cell keeps running."""

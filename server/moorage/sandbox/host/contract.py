@@ -17,7 +17,7 @@ from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
-from moorage.sandbox.wire.frames import ENTRY
+from moorage.sandbox.wire.frames import ENTRY, CodeFinding
 
 Mode = Literal["jail", "unsafe"]
 Method = Literal[
@@ -217,25 +217,6 @@ class SampleOutcome:
 
     value: JsonValue = None
     refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CodeFinding:
-    """A fault in a policy's code.
-
-    Args:
-        message: The fault, in a sentence.
-        file: File within the archive; empty if no file is at fault.
-        line: The number of the line, from 1; 0 if unknown.
-        column: The number of the column, from 1; 0 if unknown.
-        text: The source line and, where the column is known, a caret line below it.
-    """
-
-    message: str
-    file: str = ""
-    line: int = 0
-    column: int = 0
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

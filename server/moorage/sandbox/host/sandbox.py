@@ -29,7 +29,6 @@ from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
     CallRefusedError,
     CheckResult,
-    CodeFinding,
     Document,
     HostServices,
     Isolation,
@@ -50,6 +49,7 @@ from moorage.sandbox.host.spawner import attack_self
 from moorage.sandbox.host.work import Work, crash_refusal, overrides, work_of
 from moorage.sandbox.host.zygote import SpawnError
 from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.frames import CodeFinding
 from moorage.sandbox.wire.limits import (
     FINDINGS_MAX,
     INPUT_BYTES_MAX,

@@ -164,20 +164,28 @@ class Probed(_Frame, tag=17):
     outcome: str
 
 
-class Fault(_Frame, tag=18):
-    """One finding in a policy's code; the fields of `sandbox.host.contract.CodeFinding`."""
+class CodeFinding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A fault in a policy's code.
+
+    Args:
+        message: The fault, in a sentence.
+        file: File within the archive; empty if no file is at fault.
+        line: The number of the line, from 1; 0 if unknown.
+        column: The number of the column, from 1; 0 if unknown.
+        text: The source line and, where the column is known, a caret line below it.
+    """
 
     message: str
-    file: str
-    line: int
-    column: int
-    text: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    text: str = ""
 
 
 class PolicyLoaded(_Frame, tag=19):
     """The policy was loaded, or why not. A cell with a faulty policy only answers faults."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[CodeFinding, ...]
     management: bool
     output: str
     warnings: tuple[str, ...] = ()
