@@ -228,6 +228,17 @@ def test_the_tls_values_of_the_chart_apply_to_daemon_probes_and_scraper(offline:
     assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "kubelets have none"
 
 
+def test_the_job_in_prometheus_has_the_name_that_the_alerts_expect(offline: Helm) -> None:
+    manifests = offline.run(
+        "template", "prod", str(CHART), "--kube-version", KUBERNETES, *TLS, *ALL
+    )
+    found = [each for each in yaml.safe_load_all(manifests) if each]
+    label = of_kind(found, "ServiceMonitor")["spec"]["jobLabel"]
+    job = of_kind(found, "Service")["metadata"]["labels"][label]
+    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    assert f'up{{job="{job}"}}' in alerts
+
+
 def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
     manifests = offline.template(*TLS, *TWO)
     deployment = of_kind(manifests, "Deployment")["spec"]
@@ -271,6 +282,29 @@ def test_the_network_policy_allows_connections_to_the_database(
     manifests = offline.template("--set", f"{two},settings.storage={storage}")
     _, to = of_kind(manifests, "NetworkPolicy")["spec"]["egress"]
     assert {each["port"] for each in to["ports"]} == ports
+
+
+def test_the_network_policy_allows_dns_on_the_ports_of_its_pods(offline: Helm) -> None:
+    policy = of_kind(offline.template(*PLAIN), "NetworkPolicy")
+    dns, _ = policy["spec"]["egress"]
+    assert dns["ports"] == [{"port": 53, "protocol": each} for each in ("UDP", "TCP")]
+    words = (*PLAIN, "--set", "networkPolicy.dnsPorts={5353}")
+    dns, _ = of_kind(offline.template(*words), "NetworkPolicy")["spec"]["egress"]
+    assert {each["port"] for each in dns["ports"]} == {5353}
+
+
+def test_the_two_pods_of_one_template_avoid_each_other(offline: Helm) -> None:
+    def term(version: str) -> dict[str, Any]:
+        words = ("template", "moorage", str(CHART), "--kube-version", version, *PLAIN, *TWO)
+        found = [each for each in yaml.safe_load_all(offline.run(*words)) if each]
+        affinity = of_kind(found, "Deployment")["spec"]["template"]["spec"]["affinity"]
+        kind = "preferredDuringSchedulingIgnoredDuringExecution"
+        (only,) = affinity["podAntiAffinity"][kind]
+        return only["podAffinityTerm"]
+
+    # During a rollout the old pods have the same labels: counted, they pull new ones together.
+    assert term("1.31.0")["matchLabelKeys"] == ["pod-template-hash"]
+    assert "matchLabelKeys" not in term("1.30.0"), "Kubernetes 1.28 refuses unknown fields"
 
 
 def test_an_upgrade_of_the_chart_scales_one_pod_to_two_and_back(
