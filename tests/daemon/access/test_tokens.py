@@ -158,9 +158,46 @@ def test_only_digests_of_tokens_are_stored_in_a_file_that_only_its_owner_can_rea
     tmp_path: Path,
 ) -> None:
     made = create(tmp_path, "ci")
-    (path,) = tmp_path.iterdir()
-    assert made.encode() not in path.read_bytes()
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+    paths = {each.name: each for each in tmp_path.iterdir()}
+    assert paths.keys() == {"tokens.db", "tokens.mark"}
+    for path in paths.values():
+        assert made.encode() not in path.read_bytes()
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+
+
+@pytest.mark.parametrize("loss", ["missing", "empty", "without tokens"])
+def test_a_server_that_lost_its_tokens_stays_closed(tmp_path: Path, loss: str) -> None:
+    made = create(tmp_path, "ci")
+    path = tmp_path / "tokens.db"
+    copy = path.read_bytes()
+    if loss == "missing":
+        path.unlink()
+    elif loss == "empty":
+        path.write_bytes(b"")
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("DELETE FROM tokens")
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        for _ in range(2):
+            with pytest.raises(TokenStoreError, match="put back a copy .* `moored token create`"):
+                store.tokens()
+        tokens = Tokens({}, store=store)
+        assert tokens.required
+        assert tokens.caller(made) is tokens.caller(None) is None
+        other = create(tmp_path, "other")
+        assert tokens.caller(other) is not None
+        assert tokens.caller(made) is None
+    path.write_bytes(copy)
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        assert Tokens({}, store=store).caller(made) is not None
+
+
+def test_tokens_of_an_older_release_are_marked_at_the_first_look(tmp_path: Path) -> None:
+    made = create(tmp_path, "ci")
+    (tmp_path / "tokens.mark").unlink()
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        assert Tokens({}, store=store).caller(made) is not None
+    assert (tmp_path / "tokens.mark").exists()
 
 
 def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:
