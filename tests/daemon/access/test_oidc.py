@@ -171,6 +171,8 @@ def forgeries(issuer: Issuer) -> dict[str, str]:
         "subject of two lines": issuer.token(sub="a\nb"),
         "no tenant": issuer.token(moorage_tenant=None),
         "tenant of all": issuer.token(moorage_tenant="*"),
+        "tenant that is the server": issuer.token(moorage_tenant="(server)"),
+        "tenant with the name of the audit log": issuer.token(moorage_tenant="moored"),
         "tenant with a space": issuer.token(moorage_tenant="a b"),
         "tenants": issuer.token(moorage_tenant=["a"]),
         "no role": issuer.token(moorage_role=None),

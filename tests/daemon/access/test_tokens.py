@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from moorage.commands.token import token
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.daemon.access.tokens import FOLLOW_SECONDS, Tokens
 from moorage.records.rights import Role
@@ -179,7 +181,7 @@ def test_a_server_that_lost_its_tokens_stays_closed(tmp_path: Path, loss: str) -
             connection.execute("DELETE FROM tokens")
     with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
         for _ in range(2):
-            with pytest.raises(TokenStoreError, match="put back a copy .* `moored token create`"):
+            with pytest.raises(TokenStoreError, match=r"put back a copy .* `moored token create`"):
                 store.tokens()
         tokens = Tokens({}, store=store)
         assert tokens.required
@@ -198,6 +200,17 @@ def test_tokens_of_an_older_release_are_marked_at_the_first_look(tmp_path: Path)
     with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
         assert Tokens({}, store=store).caller(made) is not None
     assert (tmp_path / "tokens.mark").exists()
+
+
+@pytest.mark.parametrize("tenant", ["(server)", "moored", "*"])
+def test_no_token_is_created_for_a_tenant_with_a_name_of_the_server(
+    tmp_path: Path, tenant: str
+) -> None:
+    words = ["create", "ci", "--role", "author", "--tenant", tenant, "--data", str(tmp_path)]
+    done = CliRunner().invoke(token, words)
+    assert done.exit_code == 2
+    assert f"the server itself uses `{tenant}`" in " ".join(done.output.split())
+    assert not (tmp_path / "tokens.db").exists()
 
 
 def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:
