@@ -93,7 +93,7 @@ class OidcTokens:
     def pending(self, bearer: str) -> Awaitable[bool] | None:
         """Return an awaitable if a token names an unknown key; else None.
 
-        Its result: whether the keys could be fetched.
+        Its result: whether the keys could be fetched now.
         """
         self._forget_withdrawn()
         if digest(bearer) in self._verified:
@@ -101,7 +101,7 @@ class OidcTokens:
         header = _header(bearer)
         if header is None or not self._is_ours(bearer) or self._find_key(header) is not None:
             return None
-        return self._keys.refresh()
+        return self._keys.seek((str(header.get("kid")), str(header.get("alg"))))
 
     def ended(self) -> bool:
         """Return whether accepted tokens have expired since the last call."""
