@@ -14,6 +14,7 @@ from moorage.commands.errors import fail_on, load_local_config, refuse_option, r
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import RESERVED_TENANTS, TENANT_CHARS_MAX, Role, is_tenant_name
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
@@ -112,7 +113,13 @@ def token_revoke(
 
     with _open_store(settings) as store:
         if store.revoke(name, time.time()):
-            note(settings, "token.revoked", {"token": name})
+            (was,) = (each for each in store.tokens().values() if each.name == name)
+            before: JsonObject = {
+                "role": was.role,
+                "tenant": was.tenant,
+                "expires_at": was.expires_at,
+            }
+            note(settings, "token.revoked", {"token": name}, before=before)
             typer.echo(f"Token “{name}” is revoked.")
         else:
             typer.echo(f"Token “{name}” was already revoked.")

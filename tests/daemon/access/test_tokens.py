@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moorage.commands.token import token
+from moorage.daemon.access.audit_files import read_lines
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.daemon.access.tokens import FOLLOW_SECONDS, Tokens
 from moorage.records.rights import Role
@@ -54,6 +55,34 @@ def test_tokens_of_settings_have_the_role_author_and_those_of_operators_admin() 
     tokens = Tokens({"t-ann": "ann", "t-ops": "ops"}, ["ops"])
     callers = [tokens.caller(each) for each in ("t-ann", "t-ops", "other", None)]
     assert [each and each.role for each in callers] == [Role.AUTHOR, Role.ADMIN, None, None]
+
+
+def test_a_change_of_the_settings_names_the_tenants_of_added_and_removed_tokens() -> None:
+    tokens = Tokens({"t-ann": "ann", "t-bob": "bob", "moves": "ann"})
+    changed = tokens.change({"t-ann": "ann", "t-eve": "eve", "moves": "bob"})
+    assert changed == (["bob", "eve"], ["ann", "bob"])
+
+
+def test_the_reason_of_a_refusal_names_a_token_that_ended(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    tokens, made = Tokens({}, store=store), create(tmp_path, "ci")
+    old = store.create("old", Role.CLIENT, "ann", 0.0, 1.0)
+    revoke(tmp_path, "ci")
+    assert [tokens.why_refused(each) for each in (None, "other", old, made)] == [
+        "no token",
+        "the token is unknown",
+        "the token “old” has expired",
+        "the token “ci” was revoked",
+    ]
+
+
+def test_the_audit_entry_of_a_revocation_has_the_role_and_the_tenant(tmp_path: Path) -> None:
+    create(tmp_path, "ci")
+    done = CliRunner().invoke(token, ["revoke", "ci", "--data", str(tmp_path)])
+    assert done.exit_code == 0
+    (entry,) = read_lines(tmp_path)
+    assert entry["before"] == {"role": "client", "tenant": "ann", "expires_at": None}
 
 
 def test_after_the_first_named_token_every_caller_needs_a_token(
