@@ -24,7 +24,7 @@ from moorage.config.settings import (
 from moorage.config.sources import OTHER_NAMES
 from moorage.model import Amounts, Quota
 from moorage.protocol.origins import is_loopback
-from moorage.records.rights import Role
+from moorage.records.rights import RESERVED_TENANTS, Role
 
 HOME = {"HOME": "/home/ann"}
 PAGES = ("https://a.b", "http://c:1")
@@ -316,6 +316,17 @@ def test_service_variables_of_kubernetes_are_not_settings() -> None:
     for wrong in ("MOORAGE_SERVICE_HOTS", "MOORAGE_PORTS", "MOORAGE_PORT_TCP", "MOORAGE_HOST_X"):
         assert "no such setting" in str(refusal(environ=LINKS | {wrong: "10.96.12.7"}))
     assert refusal(environ={"MOORAGE_PORT": "http://10.96.12.7"}).setting == "port"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
+def test_no_token_is_of_a_tenant_with_a_name_of_the_server_itself(
+    name: str, tmp_path: Path
+) -> None:
+    assert "(server)" in RESERVED_TENANTS
+    error = refusal(environ={"MOORAGE_TOKENS": f"ann:secret12,{name}:secret34"})
+    assert f"`{name}`" in str(error)
+    file = write(tmp_path / "moored.toml", f'[tokens]\n"{name}" = ["secret34"]\n')
+    assert "of the server itself" in str(refusal(file=file))
 
 
 @pytest.mark.parametrize(

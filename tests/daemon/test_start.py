@@ -8,13 +8,15 @@ from contextlib import closing
 
 import pytest
 
+from moorage.commands.access_examination import examine_access
 from moorage.config.settings import Config
 from moorage.daemon.doors import naming
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.parts import _limits
 from moorage.daemon.start import start
 from moorage.sandbox.host.sandbox import Limits
-from moorage.storage.base import StorageError
+from moorage.storage.base import StorageError, TokenRow
+from moorage.storage.sqlite.shared_file import SqliteTokens
 
 
 @pytest.mark.parametrize("name", ["tokens.db", "agents.db"])
@@ -30,6 +32,22 @@ async def test_the_error_of_a_start_names_the_store_that_cannot_be_read(tmp_path
     config = Config(data_dir=tmp_path, sandbox="unsafe", **ports)
     with pytest.raises(StorageError, match=rf"{name}: .*{reason}"):
         await start(config, Measures())
+
+
+@pytest.mark.parametrize("loss", ["missing", "empty"])
+async def test_a_server_that_lost_its_named_tokens_does_not_start(tmp_path, loss):
+    with closing(SqliteTokens(tmp_path / "tokens.db")) as tokens:
+        tokens.insert(TokenRow("ci", "d", "client", "ann", 1.0))
+    if loss == "missing":
+        (tmp_path / "tokens.db").unlink()
+    else:
+        (tmp_path / "tokens.db").write_bytes(b"")
+    ports = {"port": 0, "http_port": 0, "http_host": "127.0.0.1"}
+    config = Config(data_dir=tmp_path, sandbox="unsafe", **ports)
+    with pytest.raises(StorageError, match=r"tokens.db is missing or has no tokens"):
+        await start(config, Measures())
+    (finding,) = [each for each in examine_access(config) if each.name == "tokens"]
+    assert finding.state == "broken"
 
 
 async def test_a_failed_start_ends_its_tasks(tmp_path):

@@ -138,6 +138,7 @@ def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:
     failed = entries_about(entries, "login.failed")
     assert sorted(each["about"]["door"] for each in failed) == ["console", "http", "websocket"]
     assert {each["remote"] for each in failed} == {"127.0.0.1"}
+    assert {each["why"] for each in failed} <= {"no token", "the token is unknown"}
     assert "wrong" not in json.dumps(failed)
 
 

@@ -31,6 +31,14 @@ def rates_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+def refusals(server: Server, tenant: str) -> list[dict]:
+    """Return the audit entries of requests of a tenant beyond its rates."""
+    assert server.data is not None
+    logged = (file.read_text().splitlines() for file in server.data.glob("audit/*.jsonl"))
+    rows = [json.loads(line) for each in logged for line in each]
+    return [each for each in rows if (each["what"], each["who"]) == ("rate.refused", tenant)]
+
+
 def test_a_flood_of_requests_is_refused_and_another_tenant_is_served(rates_server: Server) -> None:
     with rates_server.socket(bearer="a1") as ann, rates_server.socket(bearer="b1") as bob:
         lease = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600})
@@ -58,6 +66,10 @@ def test_an_upload_beyond_the_rate_is_answered_429(rates_server: Server) -> None
     assert second.status_code == 429
     assert int(second.headers["retry-after"]) > 30
     assert "tenant_uploads_per_minute" in second.json()["error"]["reason"]
+    until(lambda: refusals(rates_server, "bob"))
+    (entry,) = refusals(rates_server, "bob")
+    assert entry["about"]["setting"] == "tenant_uploads_per_minute"
+    assert entry["remote"].startswith("127.0.0.1:")
 
 
 def test_a_watcher_beyond_the_limit_is_refused(rates_server: Server) -> None:
@@ -101,8 +113,6 @@ return {"burnt": 0.4}
 def test_refused_requests_beyond_a_rate_have_one_audit_entry_a_minute_and_a_metric(
     rates_server: Server,
 ) -> None:
-    data = rates_server.data
-    assert data is not None
     message = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
     answers = [
         rates_server.http.post("/allocate", json=message, headers=bearing("d1")) for _ in range(40)
@@ -114,15 +124,8 @@ def test_refused_requests_beyond_a_rate_have_one_audit_entry_a_minute_and_a_metr
     text = rates_server.http.get("/metrics").text
     count = float(text.partition(counted)[2].partition("\n")[0])
     assert count >= len(refused)
-
-    def entries() -> list[dict]:
-        lines = [
-            line for file in data.glob("audit/*.jsonl") for line in file.read_text().splitlines()
-        ]
-        rows = [json.loads(line) for line in lines]
-        return [each for each in rows if (each["what"], each["who"]) == ("rate.refused", "dan")]
-
-    until(entries)
-    assert [each["about"] for each in entries() if "requests" in each["about"]["setting"]] == [
+    until(lambda: refusals(rates_server, "dan"))
+    found = refusals(rates_server, "dan")
+    assert [each["about"] for each in found if "requests" in each["about"]["setting"]] == [
         {"setting": "tenant_requests_per_second"}
     ]

@@ -21,7 +21,8 @@ def shared_server(tmp_path_factory):
     file = tmp_path_factory.mktemp("config") / "moored.toml"
     file.write_text(FIRST)
     info = {"MOORAGE_LOG_LEVEL": "info"}
-    with serving(options=("--config", str(file)), environment=info) as server:
+    data = file.with_name("data")
+    with serving(data, options=("--config", str(file)), environment=info) as server:
         yield file, server
 
 
@@ -49,10 +50,17 @@ def lines(server, event):
     return [line for line in read if line.get("event") == event]
 
 
+def changes(server):
+    """Return the audit entries of changed tokens."""
+    logged = (file.read_text().splitlines() for file in server.data.glob("audit/*.jsonl"))
+    entries = [json.loads(line) for each in logged for line in each]
+    return [entry for entry in entries if entry["what"] == "tokens.changed"]
+
+
 @pytest.mark.parametrize("sends_sighup", [True, False])
 def test_only_the_sessions_of_a_removed_token_end(first, sends_sighup):
     file, server = first
-    before = len(lines(server, "tokens_changed"))
+    before, changed = len(lines(server, "tokens_changed")), changes(server)
     with (
         server.socket(bearer="old") as old,
         server.socket(bearer="stays") as stays,
@@ -74,7 +82,10 @@ def test_only_the_sessions_of_a_removed_token_end(first, sends_sighup):
         until(lambda: lines(server, "tokens_changed")[before:])
         (line,) = lines(server, "tokens_changed")[before:]
         assert (line["known"], line["added"], line["removed"]) == (3, 1, 1)
-        text = server.log()
+        until(lambda: changes(server)[len(changed) :])
+        entry = changes(server)[-1]
+        assert entry["about"] == {"added_for": ["ann"], "removed_for": ["ann"]}
+        text = server.log() + json.dumps(entry)
         assert not any(token in text for token in ("stays", "fresh"))
 
 

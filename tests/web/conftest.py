@@ -50,6 +50,9 @@ class House:
     def pending(self, bearer):
         return None
 
+    def why_refused(self, bearer):
+        return "no token" if bearer is None else "the token is unknown"
+
     def note(self, entry):
         self.noted.append(entry)
 
@@ -59,7 +62,7 @@ class House:
     def note_refusal(self, caller, remote, what, reason):
         self.noted.append((caller.tenant, what))
 
-    def note_failed_login(self, remote, door):
+    def note_failed_login(self, remote, door, why):
         self.noted.append((remote, door))
 
     def check_cluster(self, caller, cluster_id):
@@ -72,7 +75,7 @@ class House:
 
     check_executor = check_policy
 
-    async def publish(self, document, who):
+    async def publish(self, document, who, remote):
         prepared = await self.catalog.policies.prepare(document)
         record = await self.catalog.policies.register(prepared, who)
         return record.ref.uri, prepared.warnings

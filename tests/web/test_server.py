@@ -61,6 +61,7 @@ async def test_a_standby_names_the_leader_and_later_leads(site):
     standby = StandbyServices(
         authenticate=house.authenticate,
         pending=house.pending,
+        why_refused=house.why_refused,
         readiness=lambda: (False, {"role": "standby", **leader}),
         refusal=lambda: ServiceError(Code.NOT_LEADER, "ask that one", details=leader),
         metrics_text=house.metrics_text,

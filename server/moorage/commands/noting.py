@@ -11,14 +11,20 @@ from moorage.records.rights import Role
 from moorage.storage.opening import open_storage
 
 
-def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
+def note(
+    settings: Config,
+    what: str,
+    about: JsonObject,
+    after: JsonObject | None = None,
+    before: JsonObject | None = None,
+) -> None:
     """Record a command's change in the audit log, unless the log is off."""
     if not settings.audit_days:
         return
     from moorage.daemon.access.audit_log import open_lines  # noqa: PLC0415  # As in serve.
 
     now, user = time.time(), f"uid {os.getuid()}"
-    entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", about, after=after)
+    entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", about, before, after)
     folder = settings.data_dir
     rows = open_storage(settings.storage, folder).audit()
     with closing(open_lines(folder, settings.audit_days, settings.audit_mib_max, rows)) as lines:

@@ -14,7 +14,8 @@ from moorage.commands.errors import fail_on, load_local_config, refuse_option, r
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
-from moorage.records.rights import Role
+from moorage.records.json_values import JsonObject
+from moorage.records.rights import RESERVED_TENANTS, TENANT_CHARS_MAX, Role, is_tenant_name
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TENANT_CHARS_MAX: Final = 200
 
 
 @token.command("create", short_help="Create a token and print it once.")
@@ -46,9 +46,11 @@ def token_create(
         refuse_option(
             "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
         )
-    if not _is_tenant(tenant):
+    if not is_tenant_name(tenant):
+        if tenant in RESERVED_TENANTS:
+            refuse_option("--tenant", f"another name: the server itself uses `{tenant}`")
         refuse_option(
-            "--tenant", f"a name of 1 to {_TENANT_CHARS_MAX} characters without spaces or `,`"
+            "--tenant", f"a name of 1 to {TENANT_CHARS_MAX} characters without spaces or `,`"
         )
     now = time.time()
     expires_at = _end(expires, now)
@@ -111,7 +113,13 @@ def token_revoke(
 
     with _open_store(settings) as store:
         if store.revoke(name, time.time()):
-            note(settings, "token.revoked", {"token": name})
+            (was,) = (each for each in store.tokens().values() if each.name == name)
+            before: JsonObject = {
+                "role": was.role,
+                "tenant": was.tenant,
+                "expires_at": was.expires_at,
+            }
+            note(settings, "token.revoked", {"token": name}, before=before)
             typer.echo(f"Token “{name}” is revoked.")
         else:
             typer.echo(f"Token “{name}” was already revoked.")
@@ -127,12 +135,6 @@ def _open_store(settings: Config) -> "Iterator[TokenStore]":
         rows = open_storage(settings.storage, settings.data_dir).tokens()
         with contextlib.closing(TokenStore(rows)) as store:
             yield store
-
-
-def _is_tenant(tenant: str) -> bool:
-    if not 0 < len(tenant) <= _TENANT_CHARS_MAX or tenant == "*":
-        return False
-    return tenant.isprintable() and not any(each.isspace() or each == "," for each in tenant)
 
 
 def _end(expires: str, now: float) -> float | None:

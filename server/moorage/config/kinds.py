@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
 from moorage.protocol.origins import is_loopback, read_origin
 from moorage.records.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
-from moorage.records.rights import Role
+from moorage.records.rights import RESERVED_TENANTS, Role, is_tenant_name
 from moorage.setting_kinds import SettingKind, read_list, whole
 
 URL_CHARS_MAX: Final = 2_048
@@ -156,11 +156,11 @@ def _read_tokens(value: object) -> dict[str, str]:
         raise ValueError  # noqa: TRY004  # `read` handles only ValueError.
     tenants: dict[str, str] = {}
     for tenant, token in pairs:
-        if not isinstance(token, str) or not tenant or token in tenants:
+        if not isinstance(token, str) or not is_tenant_name(tenant) or token in tenants:
             raise ValueError
         if len(token) < TOKEN_CHARS_MIN:
             raise ValueError
-        if any(character.isspace() or character == "," for character in tenant + token):
+        if any(character.isspace() or character == "," for character in token):
             raise ValueError
         tenants[token] = tenant
     return tenants
@@ -236,7 +236,8 @@ TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
     f"each token for one tenant, of {TOKEN_CHARS_MIN} characters or more "
     f"({REMOTE_TOKEN_CHARS_MIN} where other machines reach it), without spaces or commas, and "
-    "without quotes around them",
+    "without quotes around them; no tenant has a name of the server itself "
+    f"({', '.join(f'`{each}`' for each in sorted(RESERVED_TENANTS))})",
     _read_tokens,
 )
 QUOTAS: Final = SettingKind(

@@ -67,7 +67,7 @@ from moorage.setting_kinds import (
     seconds,
     whole,
 )
-from moorage.storage.sqlite import TOKENS_FILE
+from moorage.storage.sqlite import TOKENS_FILE, TOKENS_MARK
 
 __all__ = [
     "CONFIG_FILE",
@@ -764,7 +764,7 @@ def _has_tokens(chosen: Mapping[str, Any]) -> bool:
     if chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]:
         return True
     try:
-        return bool((chosen["data_dir"] / TOKENS_FILE).exists())
+        return any((chosen["data_dir"] / name).exists() for name in (TOKENS_FILE, TOKENS_MARK))
     except PermissionError:  # The folder of a server that another user runs.
         return True
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.tokens import Tokens
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.commit_loop import CommitLoop
@@ -15,6 +17,8 @@ from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.gateway.server import Gateway
+from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 
 DRAIN_SECONDS_MAX: Final = 10.0
 """Maximum seconds that a stop waits for work under way before it closes the ports."""
@@ -37,6 +41,7 @@ class Daemon:
 
     doors: Doors
     tokens: Tokens
+    audit: AuditLog
     agents: AgentRoster
     gateway: Gateway
     calls: HttpCalls
@@ -47,8 +52,13 @@ class Daemon:
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Accept only these tokens from now on, and close the sessions of all other tokens."""
-        self.tokens.change(tokens)
+        """Accept only these tokens from now on, and close the sessions of all other tokens.
+
+        The audit log names the tenants whose tokens were added or removed.
+        """
+        added, removed = self.tokens.change(tokens)
+        about: JsonObject = {"added_for": [*added], "removed_for": [*removed]}
+        self.audit.note(AuditEntry(time.time(), "tokens.changed", "moored", about=about))
         self.gateway.expel()
 
     async def run(self) -> None:

@@ -201,7 +201,7 @@ def make_entrance(
         tokens.caller,
         tickets,
         logins,
-        partial(audit.note_failed_login, door="websocket"),
+        partial(note_stranger, audit, tokens, "websocket"),
         tokens.pending,
     )
     gateway.trusts = trust.holds
@@ -210,6 +210,13 @@ def make_entrance(
         tasks.spawn(tls.follow())
     doors = Doors(config, gateway, tls, trust.holds)
     return Entrance(audit, tokens, logins, browsers, tickets, gateway, doors)
+
+
+def note_stranger(
+    audit: AuditLog, tokens: Tokens, door: str, remote: str, bearer: str | None
+) -> None:
+    """Note a failed login at a door in the audit log, with what is wrong with its token."""
+    audit.note_failed_login(remote, door, tokens.why_refused(bearer))
 
 
 def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFlow | None]:

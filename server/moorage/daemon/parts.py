@@ -37,7 +37,7 @@ from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.commit_loop import CommitLoop
-from moorage.daemon.doors import Entrance, sign_in
+from moorage.daemon.doors import Entrance, note_stranger, sign_in
 from moorage.daemon.effects import EffectCarrier
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
@@ -610,6 +610,7 @@ def make_web_services(
         operate=allocation.operate,
         authenticate=core.tokens.caller,
         pending=core.tokens.pending,
+        why_refused=core.tokens.why_refused,
         sign_in=sign_in(config),
         readiness=readiness,
         metrics_text=core.measures.text,
@@ -646,7 +647,7 @@ def _console(
         websocket_scheme="ws" if config.tls_cert is None else "wss",
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
-        on_stranger=partial(stores.audit.note_failed_login, door="console"),
+        on_stranger=partial(note_stranger, stores.audit, core.tokens, "console"),
         pending=core.tokens.pending,
         sign_in=core.browsers,
         try_policy=playground.run,

@@ -160,6 +160,7 @@ async def _stand_by(
     services = StandbyServices(
         authenticate=entrance.tokens.caller,
         pending=entrance.tokens.pending,
+        why_refused=entrance.tokens.why_refused,
         readiness=standby.readiness,
         refusal=standby.refusal,
         metrics_text=measures.text,
@@ -365,6 +366,7 @@ async def _lead(
     return Daemon(
         doors=doors,
         tokens=core.tokens,
+        audit=stores.audit,
         agents=agents,
         gateway=core.gateway,
         calls=requests.calls,

@@ -35,7 +35,8 @@ class Doorman:
         counts: The counters of refusals.
         sessions: The connections that have a session.
         logins: The logins to the console; None: there is no console.
-        on_stranger: Called with the address of each client that shows no valid token.
+        on_stranger: Called with the address of each client that shows no valid token, and with the
+            token, if there is one.
         pending: Given the bearer token, returns None if `authenticate` can judge the token at once.
             Otherwise returns an awaitable; its result: whether the token can be judged now.
     """
@@ -48,7 +49,7 @@ class Doorman:
         sessions: Peers[GatewayConnection],
         tickets: Tickets,
         logins: Logins | None = None,
-        on_stranger: Callable[[str], None] = lambda _: None,
+        on_stranger: Callable[[str, str | None], None] = lambda *_: None,
         pending: Callable[[str | None], Awaitable[bool] | None] = lambda _: None,
     ) -> None:
         self.draining = False
@@ -102,7 +103,7 @@ class Doorman:
         if admitted is None:
             return self._unverifiable(connection)
         connection.is_agent, connection.bearer = admitted, bearer
-        return None if admitted else self._refuse_unauthorized(connection)
+        return None if admitted else self._refuse_unauthorized(connection, bearer)
 
     async def _let_in_later(
         self,
@@ -124,7 +125,7 @@ class Doorman:
         if caller is None and bearer is None and readable:
             caller = self._find_login(connection, request)
         if caller is None:
-            return self._refuse_unauthorized(connection)
+            return self._refuse_unauthorized(connection, bearer)
         if not caller.may(Right.READ):
             self._counts.refused_unauthorized_total += 1
             return connection.respond(http.HTTPStatus.FORBIDDEN, caller.refusal(Right.READ) + "\n")
@@ -137,9 +138,9 @@ class Doorman:
         connection.caller, connection.bearer = caller, bearer
         return None
 
-    def _refuse_unauthorized(self, connection: GatewayConnection) -> Response:
+    def _refuse_unauthorized(self, connection: GatewayConnection, bearer: str | None) -> Response:
         self._counts.refused_unauthorized_total += 1
-        self._on_stranger(connection.address)
+        self._on_stranger(connection.address, bearer)
         answer = connection.respond(
             http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"
         )

@@ -61,7 +61,7 @@ class Gateway:
         authenticate: Given the bearer token of a handshake (None: it has none), returns the caller,
             or None to refuse the handshake with 401.
         logins: The logins to the console; None: there is no console.
-        on_stranger: Called with the address of each client that shows no valid token.
+        on_stranger: The same as the `on_stranger` of `Doorman`.
         pending: The same as the `pending` of `Doorman`.
 
     Attributes:
@@ -75,7 +75,7 @@ class Gateway:
         authenticate: Callable[[str | None], Caller | None],
         tickets: Tickets,
         logins: Logins | None = None,
-        on_stranger: Callable[[str], None] = lambda _: None,
+        on_stranger: Callable[[str, str | None], None] = lambda *_: None,
         pending: Callable[[str | None], Awaitable[bool] | None] = lambda _: None,
     ) -> None:
         self.port = 0

@@ -66,6 +66,17 @@ class Right(Enum):
 SERVER_ITSELF: Final = "(server)"
 """The name of the server's own token, and the owner of the clusters that the server maintains; no
 other token or tenant can have this name."""
+RESERVED_TENANTS: Final = frozenset({SERVER_ITSELF, "moored", "*"})
+"""Names that no caller's tenant can have: the server's own names as an owner and in the audit log,
+and the name for all tenants."""
+TENANT_CHARS_MAX: Final = 200
+
+
+def is_tenant_name(text: str) -> bool:
+    """Return whether a caller's tenant can have this name."""
+    if not 0 < len(text) <= TENANT_CHARS_MAX or text in RESERVED_TENANTS:
+        return False
+    return text.isprintable() and not any(each.isspace() or each == "," for each in text)
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):

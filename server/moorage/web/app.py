@@ -119,7 +119,8 @@ def _authentication(
             caller = None if login is None else login.caller
         client = request.client
         if caller is None:
-            services.audit.note_failed_login(client.host if client else "", "http")
+            why = services.why_refused(token)
+            services.audit.note_failed_login(client.host if client else "", "http", why)
             await services.audit.flush()
             raise ServiceError(
                 Code.UNAUTHORIZED,

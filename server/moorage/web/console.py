@@ -240,7 +240,7 @@ async def _enter(
     entered = console.logins.enter(token)
     if entered is not None:
         return entered
-    console.on_stranger(address)
+    console.on_stranger(address, token)
     failing[address] += 1
     try:
         await asyncio.sleep(FAILED_LOGIN_SECONDS)

@@ -106,7 +106,8 @@ def _add_sign_in(router: HttpRouter, console: Console, flow: SignInFlow) -> None
         if entered is not None:
             give_cookie(request, response, entered[0], secure=url_is_secure(request))
         elif tokens is not None:
-            console.on_stranger(request.client.host if request.client is not None else "")
+            address = request.client.host if request.client is not None else ""
+            console.on_stranger(address, next(iter(tokens.values()), None))
         return response
 
     router.add(_PATH, begin, ["GET"])

@@ -345,7 +345,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """
         document, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(str(document.get("policy_rule_uri", ""))))
-        uri, warnings = await services.publications.publish(document, who)
+        uri, warnings = await services.publications.publish(document, who, remote_of(request.scope))
         await note_change(request, before, await find_former(services.policies.get(uri)))
         return _with_warnings(
             {"policy_rule_uri": uri}, warnings

@@ -31,8 +31,11 @@ from moorage.records.rights import Caller
 class Publications(Protocol):
     """Publishes policies for a tenant."""
 
-    async def publish(self, document: Document, who: str) -> tuple[str, Sequence[str]]:
-        """Check and register a PolicyRule document; return its URI and warnings."""
+    async def publish(self, document: Document, who: str, remote: str) -> tuple[str, Sequence[str]]:
+        """Check and register the PolicyRule document of a tenant, sent from an address.
+
+        Return its URI and warnings.
+        """
 
     async def update(self, uri: str, change: Document, who: str) -> Document:
         """Change descriptive fields of a PolicyRule document and return the new one."""
@@ -109,7 +112,7 @@ class AuditNotes(Protocol):
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str, /) -> None:
         """Add an entry for a refusal because of a missing right."""
 
-    def note_failed_login(self, remote: str, door: str) -> None:
+    def note_failed_login(self, remote: str, door: str, why: str) -> None:
         """Add an entry for a request with a wrong or missing token."""
 
     async def flush(self) -> None:
@@ -167,7 +170,7 @@ class Console:
         websocket_scheme: Scheme of the WebSocket's URL: `ws` or `wss`.
         websocket_port: Returns the port of the WebSocket.
         expel: Closes the WebSockets whose login has ended.
-        on_stranger: Called with the address of a login with a wrong token.
+        on_stranger: Called with the address of a login with a wrong token, and the token.
         pending: Given a token, returns an awaitable to wait for before a login, or None.
         sign_in: Signs browsers in at an issuer; None: no issuer.
         try_policy: Takes the body of a trial in the playground and its caller; returns the outcome.
@@ -179,7 +182,7 @@ class Console:
     websocket_scheme: str
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
-    on_stranger: Callable[[str], None]
+    on_stranger: Callable[[str, str | None], None]
     pending: Callable[[str | None], Awaitable[bool] | None]
     sign_in: SignInFlow | None
     try_policy: Callable[[Document, Caller], Awaitable[Document]]
@@ -192,6 +195,7 @@ class StandbyServices:
     Args:
         authenticate: Takes the bearer token, or None; returns the caller, or None for 401.
         pending: Takes the token; returns an awaitable to wait for before `authenticate`, or None.
+        why_refused: Takes the token; returns why `authenticate` refuses it, for the audit log.
         readiness: Returns whether requests can be served, and the state of each component.
         refusal: Returns the refusal of all other requests.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
@@ -200,6 +204,7 @@ class StandbyServices:
 
     authenticate: Callable[[str | None], Caller | None]
     pending: Callable[[str | None], Awaitable[bool] | None]
+    why_refused: Callable[[str | None], str]
     readiness: Callable[[], tuple[bool, Document]]
     refusal: Callable[[], ServiceError]
     metrics_text: Callable[[], bytes]
@@ -244,6 +249,7 @@ class WebServices:
             or None to answer 401.
         pending: Takes the token; returns an awaitable to wait for before `authenticate`, or None.
             The awaitable's result: whether the token can be judged now.
+        why_refused: Takes the token; returns why `authenticate` refuses it, for the audit log.
         sign_in: The answer to `GET /sign-in`: parameters to sign in with OpenID Connect.
         readiness: Returns whether requests can be served, and the state of each component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
@@ -271,6 +277,7 @@ class WebServices:
     operate: Callable[[Document, Caller, str], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Caller | None]
     pending: Callable[[str | None], Awaitable[bool] | None]
+    why_refused: Callable[[str | None], str]
     sign_in: Document
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]

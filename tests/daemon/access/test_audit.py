@@ -317,10 +317,10 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     monkeypatch.setattr(audit_log, "FAILED_A_MINUTE_MAX", 3)
     log = AuditLog(tmp_path, 1, 32)
     for _ in range(10):
-        log.note_failed_login("10.0.0.1", "http")
-    log.note_failed_login("10.0.0.2", "http")
+        log.note_failed_login("10.0.0.1", "http", "no token")
+    log.note_failed_login("10.0.0.2", "http", "no token")
     monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 0.0)
-    log.note_failed_login("10.0.0.2", "http")
+    log.note_failed_login("10.0.0.2", "http", "no token")
     log.close()
     seen = [(line["remote"], line["about"].get("more")) for line in read_lines(tmp_path)]
     assert seen == [

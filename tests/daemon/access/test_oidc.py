@@ -171,6 +171,8 @@ def forgeries(issuer: Issuer) -> dict[str, str]:
         "subject of two lines": issuer.token(sub="a\nb"),
         "no tenant": issuer.token(moorage_tenant=None),
         "tenant of all": issuer.token(moorage_tenant="*"),
+        "tenant that is the server": issuer.token(moorage_tenant="(server)"),
+        "tenant with the name of the audit log": issuer.token(moorage_tenant="moored"),
         "tenant with a space": issuer.token(moorage_tenant="a b"),
         "tenants": issuer.token(moorage_tenant=["a"]),
         "no role": issuer.token(moorage_role=None),
@@ -280,6 +282,33 @@ async def test_unknown_keys_do_not_flood_the_issuer(
     for each in (*pending, tokens._keys._refreshing):
         each.cancel()
     await asyncio.gather(*pending, tokens._keys._refreshing, return_exceptions=True)
+
+
+async def test_a_fetch_in_vain_causes_no_other_for_a_while(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, unknown = verifier(issuer), issuer.token(RSA_KEYS[1], kid="two")
+    await ask(tokens, issuer.token())
+    assert await ask(tokens, unknown) is None
+    fetched = issuer.fetches
+    assert [tokens.pending(unknown) for _ in range(9)] == [None] * 9, "it is refused at once"
+    others = [tokens.pending(issuer.token(kid=f"k{number}")) for number in range(9)]
+    assert [await each for each in others if each is not None] == [False] * 9, "it may be valid"
+    assert issuer.fetches == fetched
+
+    issuer.rows.append(public_row(RSA_KEYS[1], "two"))
+    monkeypatch.setattr(tokens._keys, "_vain_until", time.monotonic())
+    assert await ask(tokens, unknown) is not None
+    assert issuer.fetches == fetched + 1
+
+
+async def test_keys_that_change_end_the_pause_after_a_fetch_in_vain(issuer: Issuer) -> None:
+    tokens, unknown = verifier(issuer), issuer.token(RSA_KEYS[1], kid="two")
+    await ask(tokens, issuer.token())
+    assert await ask(tokens, unknown) is None
+    issuer.rows.append(public_row(RSA_KEYS[1], "two"))
+    await tokens._keys.refresh()
+    assert await ask(tokens, unknown) is not None
 
 
 async def test_foreign_tokens_cause_no_fetch_of_keys(issuer: Issuer) -> None:

@@ -13,7 +13,10 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from moorage.commands.token import token
+from moorage.daemon.access.audit_files import read_lines
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.daemon.access.tokens import FOLLOW_SECONDS, Tokens
 from moorage.records.rights import Role
@@ -52,6 +55,34 @@ def test_tokens_of_settings_have_the_role_author_and_those_of_operators_admin() 
     tokens = Tokens({"t-ann": "ann", "t-ops": "ops"}, ["ops"])
     callers = [tokens.caller(each) for each in ("t-ann", "t-ops", "other", None)]
     assert [each and each.role for each in callers] == [Role.AUTHOR, Role.ADMIN, None, None]
+
+
+def test_a_change_of_the_settings_names_the_tenants_of_added_and_removed_tokens() -> None:
+    tokens = Tokens({"t-ann": "ann", "t-bob": "bob", "moves": "ann"})
+    changed = tokens.change({"t-ann": "ann", "t-eve": "eve", "moves": "bob"})
+    assert changed == (["bob", "eve"], ["ann", "bob"])
+
+
+def test_the_reason_of_a_refusal_names_a_token_that_ended(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    tokens, made = Tokens({}, store=store), create(tmp_path, "ci")
+    old = store.create("old", Role.CLIENT, "ann", 0.0, 1.0)
+    revoke(tmp_path, "ci")
+    assert [tokens.why_refused(each) for each in (None, "other", old, made)] == [
+        "no token",
+        "the token is unknown",
+        "the token “old” has expired",
+        "the token “ci” was revoked",
+    ]
+
+
+def test_the_audit_entry_of_a_revocation_has_the_role_and_the_tenant(tmp_path: Path) -> None:
+    create(tmp_path, "ci")
+    done = CliRunner().invoke(token, ["revoke", "ci", "--data", str(tmp_path)])
+    assert done.exit_code == 0
+    (entry,) = read_lines(tmp_path)
+    assert entry["before"] == {"role": "client", "tenant": "ann", "expires_at": None}
 
 
 def test_after_the_first_named_token_every_caller_needs_a_token(
@@ -158,9 +189,57 @@ def test_only_digests_of_tokens_are_stored_in_a_file_that_only_its_owner_can_rea
     tmp_path: Path,
 ) -> None:
     made = create(tmp_path, "ci")
-    (path,) = tmp_path.iterdir()
-    assert made.encode() not in path.read_bytes()
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+    paths = {each.name: each for each in tmp_path.iterdir()}
+    assert paths.keys() == {"tokens.db", "tokens.mark"}
+    for path in paths.values():
+        assert made.encode() not in path.read_bytes()
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+
+
+@pytest.mark.parametrize("loss", ["missing", "empty", "without tokens"])
+def test_a_server_that_lost_its_tokens_stays_closed(tmp_path: Path, loss: str) -> None:
+    made = create(tmp_path, "ci")
+    path = tmp_path / "tokens.db"
+    copy = path.read_bytes()
+    if loss == "missing":
+        path.unlink()
+    elif loss == "empty":
+        path.write_bytes(b"")
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("DELETE FROM tokens")
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        for _ in range(2):
+            with pytest.raises(TokenStoreError, match=r"put back a copy .* `moored token create`"):
+                store.tokens()
+        tokens = Tokens({}, store=store)
+        assert tokens.required
+        assert tokens.caller(made) is tokens.caller(None) is None
+        other = create(tmp_path, "other")
+        assert tokens.caller(other) is not None
+        assert tokens.caller(made) is None
+    path.write_bytes(copy)
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        assert Tokens({}, store=store).caller(made) is not None
+
+
+def test_tokens_of_an_older_release_are_marked_at_the_first_look(tmp_path: Path) -> None:
+    made = create(tmp_path, "ci")
+    (tmp_path / "tokens.mark").unlink()
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
+        assert Tokens({}, store=store).caller(made) is not None
+    assert (tmp_path / "tokens.mark").exists()
+
+
+@pytest.mark.parametrize("tenant", ["(server)", "moored", "*"])
+def test_no_token_is_created_for_a_tenant_with_a_name_of_the_server(
+    tmp_path: Path, tenant: str
+) -> None:
+    words = ["create", "ci", "--role", "author", "--tenant", tenant, "--data", str(tmp_path)]
+    done = CliRunner().invoke(token, words)
+    assert done.exit_code == 2
+    assert f"the server itself uses `{tenant}`" in " ".join(done.output.split())
+    assert not (tmp_path / "tokens.db").exists()
 
 
 def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:

@@ -118,6 +118,25 @@ def test_a_backup_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
     assert stat.S_IMODE(copy.stat().st_mode) == 0o700
 
 
+def test_a_backup_remembers_that_there_were_tokens_and_a_folder_without_them_has_none(
+    tmp_path: Path,
+) -> None:
+    data = write_folder(tmp_path / "data")
+    with closing(SqliteStorage(data).tokens()) as tokens:
+        tokens.insert(TokenRow("ci", "d", "client", "ann", 1.0))
+    back_up(data, tmp_path / "copy")
+    restore_folder(tmp_path / "copy", tmp_path / "restored")
+    (tmp_path / "restored" / "tokens.db").unlink()
+    with (
+        closing(SqliteStorage(tmp_path / "restored").tokens()) as tokens,
+        pytest.raises(StorageError, match="put back a copy"),
+    ):
+        tokens.version()
+    with pytest.raises(StorageError, match=r"restored/tokens.db is missing or has no tokens"):
+        back_up(tmp_path / "restored", tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+
+
 def test_a_restored_folder_uses_no_fencing_number_twice(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     made = back_up(data, tmp_path / "copy")

@@ -173,24 +173,26 @@ class AuditLog:
             )
         )
 
-    def note_failed_login(self, remote: str, door: str) -> None:
+    def note_failed_login(self, remote: str, door: str, why: str) -> None:
         """Queue the entry of a failed login (wrong or no token); beyond a limit, only count it.
 
         Args:
             remote: Address of the caller, without its port.
             door: The port of the failed login: `websocket`, `http` or `console`.
+            why: What is wrong with the token.
         """
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:
             for address, count in self._failures.items():
                 if count > FAILED_A_MINUTE_MAX:
-                    about = {"more": count - FAILED_A_MINUTE_MAX}
+                    about: JsonObject = {"more": count - FAILED_A_MINUTE_MAX}
                     self.note(AuditEntry(now, "login.failed", remote=address, about=about))
             self._failures.clear()
             self._failures_since = now
         self._failures[remote] += 1
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
-            self.note(AuditEntry(now, "login.failed", remote=remote, about={"door": door}))
+            about = {"door": door}
+            self.note(AuditEntry(now, "login.failed", remote=remote, about=about, why=why))
             self._hurry.set()
 
     def note_surplus(self, tenant: str, remote: str, setting: str) -> None:

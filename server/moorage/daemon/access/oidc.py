@@ -16,7 +16,7 @@ from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.oidc_keys import ALGORITHMS, IssuerKeys
 from moorage.model import Tenant
 from moorage.records.json_values import JsonMapping, JsonValue
-from moorage.records.rights import Caller, Role
+from moorage.records.rights import RESERVED_TENANTS, Caller, Role, is_tenant_name
 
 SKEW_SECONDS: Final = 60.0
 """Seconds by which the issuer's clock may differ from this server's clock."""
@@ -93,7 +93,7 @@ class OidcTokens:
     def pending(self, bearer: str) -> Awaitable[bool] | None:
         """Return an awaitable if a token names an unknown key; else None.
 
-        Its result: whether the keys could be fetched.
+        Its result: whether the keys could be fetched now.
         """
         self._forget_withdrawn()
         if digest(bearer) in self._verified:
@@ -101,7 +101,7 @@ class OidcTokens:
         header = _header(bearer)
         if header is None or not self._is_ours(bearer) or self._find_key(header) is not None:
             return None
-        return self._keys.refresh()
+        return self._keys.seek((str(header.get("kid")), str(header.get("alg"))))
 
     def ended(self) -> bool:
         """Return whether accepted tokens have expired since the last call."""
@@ -173,7 +173,9 @@ class OidcTokens:
     def _read(self, claims: JsonMapping) -> tuple[Caller | None, str]:
         """Return the caller that the claims describe, or the reason why they describe no caller."""
         tenant, role = (_claim(claims, each) for each in (self._claims.tenant, self._claims.role))
-        if not isinstance(tenant, str) or not _is_name(tenant) or tenant == "*":
+        if isinstance(tenant, str) and tenant in RESERVED_TENANTS:
+            return None, f"the claim {self._claims.tenant} is {tenant}, the server's own name"
+        if not isinstance(tenant, str) or not is_tenant_name(tenant):
             return None, f"the claim {self._claims.tenant} names no tenant"
         given = role if isinstance(role, list) else [role]
         roles = [
@@ -209,8 +211,3 @@ def _header(bearer: str) -> JsonMapping | None:
     kind = header.get("typ", "jwt")
     fits = isinstance(kind, str) and kind.lower() in _TYPES
     return header if fits and header.get("alg") in ALGORITHMS else None
-
-
-def _is_name(text: str) -> bool:
-    fits = 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
-    return fits and not any(each.isspace() or each == "," for each in text)

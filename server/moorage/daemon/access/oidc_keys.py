@@ -1,13 +1,15 @@
 """The keys with which an issuer of OpenID Connect signs: fetched in the background, and cached.
 
 If a token names an unknown key, the keys are fetched again, since the issuer may have rotated them.
-All requests that wait share one fetch. Two fetches are at least `REFRESH_PAUSE_SECONDS` apart.
+All requests that wait share one fetch. Two fetches are at least `REFRESH_PAUSE_SECONDS` apart. If a
+fetch for an unknown key found nothing new, no token causes another for `VAIN_PAUSE_SECONDS`.
 """
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,6 +25,8 @@ REFRESH_SECONDS: Final = 300.0
 """Seconds after which the keys are fetched again even if no token names an unknown key."""
 REFRESH_PAUSE_SECONDS: Final = 2.0
 """Least seconds between two fetches, no matter how many tokens name unknown keys."""
+VAIN_PAUSE_SECONDS: Final = 10.0
+"""Seconds without a fetch for unknown keys after such a fetch found no change."""
 FETCH_SECONDS_MAX: Final = 5.0
 """Seconds that one fetch of the discovery document and the keys may take."""
 WAITERS_MAX: Final = 1_000
@@ -76,6 +80,9 @@ class IssuerKeys:
         self._tried_at = -REFRESH_PAUSE_SECONDS
         self._refreshing: asyncio.Task[bool] | None = None
         self._waiters = 0
+        self._vain_until = -math.inf
+        self._lacked = set[int]()
+        """Hashes of the keys that the last fetch in vain was to find."""
         self._failing = False
 
     async def follow(self) -> None:
@@ -99,6 +106,28 @@ class IssuerKeys:
             return await self._refresh()
         finally:
             self._waiters -= 1
+
+    def seek(self, key: tuple[str, str]) -> Awaitable[bool] | None:
+        """Look for an unknown key at the issuer; None: the issuer lacked it a moment ago.
+
+        The result of the awaitable: whether the issuer was asked and answered.
+
+        Args:
+            key: Id and algorithm of the key.
+        """
+        if time.monotonic() >= self._vain_until:
+            self._lacked.clear()
+            return self._seek(key)
+        return None if hash(key) in self._lacked else _unanswered()
+
+    async def _seek(self, key: tuple[str, str]) -> bool:
+        changes = self.changes
+        if not await self.refresh():
+            return False
+        if self.changes == changes:
+            self._lacked.add(hash(key))
+            self._vain_until = time.monotonic() + VAIN_PAUSE_SECONDS
+        return True
 
     async def _refresh(self) -> bool:
         if self._refreshing is None:
@@ -137,6 +166,7 @@ class IssuerKeys:
         if rows != self._fetched:
             self._fetched, self.by_id = rows, _readable(rows)
             self.changes += 1
+            self._vain_until = -math.inf
             log.info("oidc_keys_changed", issuer=self._issuer, ids=sorted(self.by_id))
         return True
 
@@ -180,6 +210,10 @@ class IssuerKeys:
             verify=self._trusted,
             trust_env=False,  # Neither proxies nor a .netrc that is not configured for this.
         )
+
+
+async def _unanswered() -> bool:
+    return False
 
 
 def is_safe(url: str) -> bool:

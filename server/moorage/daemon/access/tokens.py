@@ -73,14 +73,22 @@ class Tokens:
         self._issuer = issuer
         self.change(tokens)
 
-    def change(self, tokens: Mapping[str, str]) -> None:
-        """Replace the tokens of the settings."""
-        self._callers = {
-            digest(token): Caller(
-                Tenant(tenant), Role.ADMIN if tenant in self._operators else Role.AUTHOR
-            )
-            for token, tenant in tokens.items()
-        }
+    def change(self, tokens: Mapping[str, str]) -> tuple[list[Tenant], list[Tenant]]:
+        """Replace the tokens of the settings; return the tenants of added and of removed tokens."""
+        before, self._callers = (
+            self._callers,
+            {
+                digest(token): Caller(
+                    Tenant(tenant), Role.ADMIN if tenant in self._operators else Role.AUTHOR
+                )
+                for token, tenant in tokens.items()
+            },
+        )
+        added, removed = (
+            sorted(caller.tenant for _, caller in these.items() - others.items())
+            for these, others in ((self._callers, before), (before, self._callers))
+        )
+        return added, removed
 
     @property
     def required(self) -> bool:
@@ -101,6 +109,16 @@ class Tokens:
             valid = named.is_valid(time.time())
             return Caller(Tenant(named.tenant), named.role, named.name) if valid else None
         return None if self._issuer is None or not bearer else self._issuer.caller(bearer)
+
+    def why_refused(self, bearer: str | None) -> str:
+        """Return what is wrong with a token that was refused, for the audit log."""
+        if bearer is None:
+            return "no token"
+        named = (self._read_named_tokens() or {}).get(digest(bearer))
+        if named is None:
+            return "the token is unknown"
+        ends = {"expired": "has expired", "revoked": "was revoked", "valid": "is not for this"}
+        return f"the token “{named.name}” {ends[named.state(time.time())]}"
 
     def pending(self, bearer: str | None) -> Awaitable[bool] | None:
         """Return an awaitable after which `caller` can judge a token; None: it can now.

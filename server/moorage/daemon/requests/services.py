@@ -171,12 +171,14 @@ class PolicyServices:
         self.manage = management.run
         self.logs = management.logs
 
-    async def publish(self, document: JsonDocument, who: str) -> tuple[str, Sequence[str]]:
+    async def publish(
+        self, document: JsonDocument, who: str, remote: str
+    ) -> tuple[str, Sequence[str]]:
         """Check a policy's document, load it and run its examples in a cell, then store it."""
         try:
             self._rates.take_upload(Tenant(who))
         except ServiceError:
-            self._note_surplus(who, "", UPLOADS)
+            self._note_surplus(who, remote, UPLOADS)
             raise
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)

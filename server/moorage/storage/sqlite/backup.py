@@ -27,6 +27,12 @@ from moorage.storage.sqlite.files import (
 )
 from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
+from moorage.storage.sqlite.shared_file import (
+    SqliteTokens,
+    lost_tokens,
+    remember_tokens,
+    tokens_mark,
+)
 from moorage.storage.sqlite.storage import read_secret, write_secret
 
 _FREE_BYTES_MIN: Final = 64 << 10
@@ -162,14 +168,32 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
     fencing = reserved.first + fencing_skip
     DurableMark(fencing_path(target / LEDGER_FILE), FENCING, fencing, 0, reserved.writes).close()
     _copy_catalog(data / CATALOG_FILE, target / CATALOG_FILE)
-    for name in (AGENTS_FILE, TOKENS_FILE):
-        if (data / name).exists():
-            with translate_errors(str(data / name)):
-                _copy(data / name, target / name)
-                with closing(connect_to_look(target / name)) as copied:
-                    for line in check_pages(copied, 1):
-                        raise StorageCorrupt(str(data / name), line)
+    _copy_shared(data / AGENTS_FILE, target / AGENTS_FILE)
+    _copy_tokens(data / TOKENS_FILE, target / TOKENS_FILE)
     return fencing
+
+
+def _copy_tokens(source: Path, copy: Path) -> None:
+    was_marked = tokens_mark(source).exists()  # First: tokens may be created during the copy.
+    _copy_shared(source, copy)
+    has_tokens = False
+    if copy.exists():
+        with closing(SqliteTokens(copy)) as tokens:
+            has_tokens = bool(tokens.rows())
+    if has_tokens:
+        remember_tokens(copy)
+    elif was_marked:
+        raise StorageError(lost_tokens(source))
+
+
+def _copy_shared(source: Path, copy: Path) -> None:
+    if not source.exists():
+        return
+    with translate_errors(str(source)):
+        _copy(source, copy)
+        with closing(connect_to_look(copy)) as copied:
+            for line in check_pages(copied, 1):
+                raise StorageCorrupt(str(source), line)
 
 
 def _copy_ledger(source: Path, copy: Path) -> None:

@@ -68,10 +68,8 @@ def reading(folder: Path) -> Iterator[Contents]:
 
 
 def _tokens(path: Path) -> list[TokenRow]:
-    if not path.exists():
-        return []
     with closing(SqliteTokens(path)) as tokens:
-        return tokens.rows()
+        return [] if tokens.version() is None else tokens.rows()
 
 
 def _agents(path: Path) -> dict[str, bytes]:

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from moorage.storage.base import StorageError, TokenRow, diff_rows
+from moorage.storage.sqlite import TOKENS_MARK
 from moorage.storage.sqlite.files import OWNER_ONLY
+from moorage.storage.sqlite.marks import DurableMark, read_mark
 from moorage.storage.statements import read_statements
 
 _FORMAT: Final = 1
 _BUSY_SECONDS: Final = 10.0
+_LABEL: Final = "tokens"
+"""Name of the tokens in their mark."""
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _REMEDY: Final = "; put back a copy of this file, or move it away and make its entries again"
 TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
@@ -124,10 +128,59 @@ class SharedFile:
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
 
+def tokens_mark(path: Path) -> Path:
+    """Return the path of the mark that exists as soon as a file of tokens has a token."""
+    return path.with_name(TOKENS_MARK)
+
+
+def remember_tokens(path: Path) -> None:
+    """Make the mark of a file of tokens, if it is missing.
+
+    Raises:
+        OSError: The mark cannot be written.
+    """
+    mark = tokens_mark(path)
+    if not mark.exists():
+        DurableMark(mark, _LABEL, 1, 0, read_mark(mark, _LABEL).writes).close()
+
+
+def lost_tokens(path: Path) -> str:
+    """Return the error for a file that has no tokens, though its mark says that it had some."""
+    return (
+        f"{path} is missing or has no tokens, and had some before: put back a copy of this file; "
+        "or make a token with `moored token create`, and the old tokens stay invalid"
+    )
+
+
 class SqliteTokens(SharedFile):
-    """The named tokens in a file; implements `storage.base.TokenRows`."""
+    """The named tokens in a file; implements `storage.base.TokenRows`.
+
+    Tokens are never deleted. A mark beside the file says that there were some, so that a lost or
+    empty file does not open the server to everyone.
+    """
 
     schema = TOKENS_SQL["schema"]
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._checked: tuple[int, int] | None = None
+
+    def version(self) -> tuple[int, int] | None:
+        found = super().version()
+        if found is None or found != self._checked:
+            self._check_mark(found)
+            self._checked = found
+        return found
+
+    def _check_mark(self, version: tuple[int, int] | None) -> None:
+        """Refuse a file that lost its tokens; mark a file that an older release filled."""
+        if version is not None and self.rows():
+            # Only the owner: a mark that root made would be in the way of another user's server.
+            with contextlib.suppress(OSError):  # The next look tries again.
+                if self._path.stat().st_uid == os.geteuid():
+                    remember_tokens(self._path)
+        elif tokens_mark(self._path).exists():
+            raise StorageError(lost_tokens(self._path))
 
     def rows(self) -> list[TokenRow]:
         with self.connection() as connection:
@@ -135,7 +188,9 @@ class SqliteTokens(SharedFile):
 
     def insert(self, row: TokenRow) -> bool:
         with self.transaction() as connection:
-            return connection.execute(TOKENS_SQL["insert"], row).rowcount > 0
+            inserted = connection.execute(TOKENS_SQL["insert"], row).rowcount > 0
+        self.version()  # It makes the mark.
+        return inserted
 
     def revoke(self, name: str, at: float) -> bool | None:
         with self.transaction() as connection:
