@@ -34,7 +34,7 @@ from moorage.daemon.access.audit_files import (
     verify,
 )
 from moorage.daemon.access.audit_log import AuditLog
-from moorage.daemon.access.audit_mark import Mark, write_mark
+from moorage.daemon.access.audit_mark import AuditMark, write_mark
 from moorage.daemon.access.audit_recovery import recover
 from moorage.daemon.access.audit_trail import NODES_MAX, AuditTrail, Standing
 from moorage.ledger.memory import MemoryLedger
@@ -249,7 +249,7 @@ def test_an_audit_log_cut_while_the_server_is_stopped_is_found(tmp_path: Path, d
 
 def test_an_audit_log_rewritten_before_its_last_entry_is_found(log_folder: Path) -> None:
     end = verify(log_folder)[1]
-    mark = Mark(ChainEnd(), ChainEnd(3, end.hash))
+    mark = AuditMark(ChainEnd(), ChainEnd(3, end.hash))
     write_mark(log_folder, mark)
     with pytest.raises(ChainError, match="entry 3 is not the one that was written first"):
         verify(log_folder)

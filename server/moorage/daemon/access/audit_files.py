@@ -25,7 +25,7 @@ from moorage.daemon.access.audit_chain import (
     is_beyond_end,
     origin_of,
 )
-from moorage.daemon.access.audit_mark import Mark, read_mark, write_mark
+from moorage.daemon.access.audit_mark import AuditMark, read_mark, write_mark
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 
@@ -202,7 +202,7 @@ class AuditFiles:
             total -= status.st_size
         return gone
 
-    def _mark(self) -> Mark | None:
+    def _mark(self) -> AuditMark | None:
         """Return the mark; None if it is missing or damaged."""
         try:
             return read_mark(self._folder.parent)
@@ -214,7 +214,7 @@ class AuditFiles:
         """Mark the end of the log, once all lines up to it are durable."""
         if self._file is not None:
             os.fdatasync(self._file)
-        write_mark(self._folder.parent, Mark(deleted, self._end))
+        write_mark(self._folder.parent, AuditMark(deleted, self._end))
 
 
 def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
@@ -277,7 +277,7 @@ def is_begin_known(folder: Path) -> bool:
     return _known_mark(folder) is not None
 
 
-def _known_mark(folder: Path) -> Mark | None:
+def _known_mark(folder: Path) -> AuditMark | None:
     try:
         return read_mark(folder)
     except ValueError as error:

@@ -17,7 +17,7 @@ _BYTES_MAX: Final = 4_096
 """Maximum bytes that are read; a mark is much smaller."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class AuditMark(msgspec.Struct, frozen=True):
     """What the log must have.
 
     Args:
@@ -29,7 +29,7 @@ class Mark(msgspec.Struct, frozen=True):
     end: ChainEnd
 
 
-def read_mark(folder: Path) -> Mark | None:
+def read_mark(folder: Path) -> AuditMark | None:
     """Return the mark in a data folder; None: the log is new, or of a release without marks.
 
     Raises:
@@ -43,12 +43,12 @@ def read_mark(folder: Path) -> Mark | None:
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(content, type=Mark)
+        return msgspec.json.decode(content, type=AuditMark)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def write_mark(folder: Path, mark: Mark) -> None:
+def write_mark(folder: Path, mark: AuditMark) -> None:
     """Replace the mark in a data folder, durably.
 
     Raises:
