@@ -162,6 +162,27 @@ def test_the_command_filters_entries_and_refuses_invalid_filters(tmp_path: Path)
     assert (broken.returncode, "was changed" in broken.stderr) == (1, True)
 
 
+def test_verify_names_missing_entries_and_says_what_it_cannot_check(tmp_path: Path) -> None:
+    AuditFiles(tmp_path, 1e9, 1 << 20).append([AuditEntry(1e9, "x", "ann")] * 5, 0)
+    (path,) = (tmp_path / "audit").glob("*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    for left, missing in (
+        (lines[2:], "begins at entry 3: entries 1 to 2 are missing"),
+        ([], "entries 1 to 5 are missing"),
+    ):
+        path.write_bytes(b"".join(left))
+        broken = invoke("audit", "verify", "--data", tmp_path)
+        assert (broken.returncode, missing in broken.stderr) == (1, True), broken.stderr
+    path.write_bytes(b"".join(lines[2:]))
+    (tmp_path / "audit.mark").unlink()  # As an older release leaves a log.
+    whole = invoke("audit", "verify", "--data", tmp_path)
+    assert whole.returncode == 0
+    assert "entries 3 to 5 are unchanged" in whole.stdout
+    assert "whether entries before 3 were removed cannot be checked" in whole.stdout
+    shown = json.loads(invoke("audit", "verify", "--json", "--data", tmp_path).stdout)
+    assert (shown["first"], shown["begin_known"]) == (3, False)
+
+
 def test_kills_lose_no_entry_of_an_acknowledged_change(tmp_path: Path) -> None:
     granted, published = list[str](), list[str]()
     for number in range(4):

@@ -76,6 +76,29 @@ def test_a_backup_without_facts_names_no_time(tmp_path: Path, data: Path) -> Non
     assert "1970" not in done.stdout
 
 
+def test_a_restore_from_a_copy_of_the_whole_folder_keeps_the_audit_log(
+    tmp_path: Path, data: Path
+) -> None:
+    with daemon(data):
+        pass
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    before = invoke("audit", "--json", "--data", data).stdout
+    killed = tmp_path / "new.new"
+    (killed / "audit").mkdir(parents=True)  # As a kill of the command leaves the folder.
+    for name in ("unfinished", "audit/00000009.jsonl"):
+        (killed / name).touch()
+    new = tmp_path / "new"
+    assert invoke("restore", copy, "--data", new).returncode == 0
+    assert before
+    assert invoke("audit", "--json", "--data", new).stdout == before
+    assert (new / "audit.mark").read_bytes() == (copy / "audit.mark").read_bytes()
+    with daemon(new):
+        pass
+    assert invoke("audit", "verify", "--data", new).returncode == 0
+    assert '"audit.cut"' not in invoke("audit", "--json", "--data", new).stdout
+
+
 def test_an_unfinished_copy_is_not_used_as_a_data_folder(tmp_path: Path, data: Path) -> None:
     with daemon(data):
         pass

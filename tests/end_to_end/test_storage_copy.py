@@ -22,6 +22,8 @@ from moorage.model import ClusterId
 from moorage.records.audit import AuditEntry
 from moorage.storage.base import Checkpoint, FactRow, Facts, RecordRow, Storage, TokenRow
 from moorage.storage.opening import open_storage
+from moorage.storage.postgres import contents as databases
+from moorage.storage.sqlite import contents as folders
 from moorage.storage.sqlite.storage import SqliteStorage
 from moorage.testing.daemon_process import daemon, serve_command
 
@@ -179,6 +181,37 @@ def kill_copy_at(postgres, address: str, table: str, *words: str | Path) -> Iter
         yield
 
 
+def refuses_an_unfinished_copy(address: str, tmp_path: Path) -> None:
+    """Check that neither a server nor a command uses a database after a copy was killed."""
+    for done in (
+        ran(*serve_command(tmp_path / "served"), MOORAGE_STORAGE=address),
+        invoke(
+            "token", "create", "ci", "--role", "admin", "--tenant", "ann", MOORAGE_STORAGE=address
+        ),
+        invoke("doctor", "--data", tmp_path / "served", MOORAGE_STORAGE=address),
+    ):
+        assert done.returncode != 0
+        assert "an unfinished copy" in done.stdout + done.stderr
+
+
+def test_no_server_uses_new_tables_of_a_copy_that_was_killed(
+    postgres, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = postgres.database()
+
+    def kill(_: psycopg.Connection, __: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, folders.reading(folder) as source:
+        patched.setattr(databases, "_contents", kill)  # The tables are there, and nothing else.
+        with pytest.raises(KeyboardInterrupt):
+            databases.fill(address, source, lambda _: None)
+    refuses_an_unfinished_copy(address, tmp_path)
+    before = contents(SqliteStorage(folder))
+    assert invoke("storage", "copy", folder, address).returncode == 0
+    assert contents(open_storage(address, tmp_path)) == before
+
+
 def test_the_copy_of_a_storage_can_be_repeated_after_a_kill(
     postgres, folder: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +221,7 @@ def test_the_copy_of_a_storage_can_be_repeated_after_a_kill(
     # The copy writes facts before records, all in one transaction.
     with kill_copy_at(postgres, address, "record", folder, address):
         assert postgres.execute("SELECT * FROM moorage.fact", address.rpartition("/")[2]) == []
+    refuses_an_unfinished_copy(address, tmp_path)
     assert invoke("storage", "copy", folder, address).returncode == 0
     assert contents(open_storage(address, tmp_path)) == before
     with kill_copy_at(postgres, address, "record", address, back):

@@ -67,9 +67,8 @@ def audit_verify(
     Store the printed number and hash elsewhere, for the `--noted` of a later call.
     """
     settings = load_config({"data_dir": data}, config)
+    from moorage.daemon.access import audit_files, audit_table  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_chain import ChainEnd, ChainError  # noqa: PLC0415  # As in serve.
-    from moorage.daemon.access.audit_files import verify  # noqa: PLC0415  # As in serve.
-    from moorage.daemon.access.audit_table import verify_rows  # noqa: PLC0415  # As in serve.
 
     number, _, digest = noted.partition(":")
     if noted and not (number.isdecimal() and _HASH.fullmatch(digest)):
@@ -77,13 +76,24 @@ def audit_verify(
     known = ChainEnd(int(number), digest) if noted else None
     with fail_on(ChainError, OSError, StorageError), _rows(settings) as rows:
         place = settings.data_dir if rows is None else rows.place.removesuffix(",")
-        first, end = verify(settings.data_dir, known) if rows is None else verify_rows(rows, known)
+        if rows is None:
+            first, end = audit_files.verify(settings.data_dir, known)
+            is_begin_known = first <= 1 or audit_files.is_begin_known(settings.data_dir)
+        else:
+            first, end = audit_table.verify_rows(rows, known)
+            is_begin_known = first <= 1 or audit_table.is_begin_known(rows)
     if as_json:
-        typer.echo(json.dumps({"first": first, "last": end.number, "hash": end.hash}))
+        seen = {"first": first, "last": end.number, "hash": end.hash}
+        typer.echo(json.dumps(seen | {"begin_known": is_begin_known}))
     elif not end.number:
         typer.echo(f"{place}: no audit log")
     else:
         typer.echo(f"{place}: entries {first} to {end.number} are unchanged")
+        if not is_begin_known:
+            typer.echo(
+                f"whether entries before {first} were removed cannot be checked: an older release "
+                "deleted them without a note, and the next start of the server makes the note"
+            )
         typer.echo(f"store this elsewhere: {end.number}:{end.hash}")
 
 

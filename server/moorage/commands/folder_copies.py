@@ -6,7 +6,12 @@ from pathlib import Path
 from moorage.commands.ledger_care import LedgerFindings, verify
 from moorage.storage.base import FENCING_SKIP, StorageError
 from moorage.storage.sqlite import LEDGER_FILE
-from moorage.storage.sqlite.backup import copy_folder, refuse_unfinished, stage
+from moorage.storage.sqlite.backup import (
+    copy_audit,
+    copy_folder,
+    refuse_unfinished,
+    stage,
+)
 from moorage.storage.sqlite.lock import read_database
 
 
@@ -49,6 +54,8 @@ def back_up(data: Path, target: Path) -> FolderCopy:
 def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """Make a data folder from a backup; skip fencing numbers that were used since.
 
+    A copy of a whole data folder also has the audit log, which is then copied, too.
+
     Raises:
         StorageError: The data folder is not empty or in the backup, or the backup is damaged or
             unfinished.
@@ -59,7 +66,9 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     refuse_unfinished(backup)
     with stage(data) as new:
         found = _whole(backup, backup)
-        return _describe_copy(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
+        fencing = copy_folder(backup, new, fencing_skip=FENCING_SKIP)
+        copy_audit(backup, new)
+        return _describe_copy(found, fencing)
 
 
 def _refuse_inside(target: Path, source: Path) -> None:

@@ -32,8 +32,9 @@ class CopyReport:
 def copy(source: str, target: str) -> CopyReport:
     """Copy a storage to an empty storage of the other kind, and compare both.
 
-    A database is filled in one transaction, a folder beside its final place. So no server can start
-    on a part of an interrupted copy, and the next call starts from the beginning.
+    A database has a sign of the copy until it is filled, in one transaction; a folder is filled
+    beside its final place. So no server can start on a part of an interrupted copy, and the next
+    call starts from the beginning.
 
     Raises:
         StorageError: A server uses one of the storages, the source is damaged, or the target is not

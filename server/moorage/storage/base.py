@@ -540,7 +540,16 @@ class AuditRows(Protocol):
         """Return the number, hash and last fact of the log's last line."""
 
     def prune(self, before: float, bytes_max: int) -> None:
-        """Delete lines stored before a time, then the oldest while the log exceeds `bytes_max`."""
+        """Delete lines stored before a time, then the oldest while the log exceeds `bytes_max`.
+
+        The last deleted line is kept as `begin`.
+        """
+
+    def begin(self) -> bytes | None:
+        """Return the line before the first one, or its number and hash; None: none is known."""
+
+    def note_begin(self, line: bytes) -> None:
+        """Store the number and hash before the first line, unless `begin` is known."""
 
     def close(self) -> None:
         """Close the log."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,15 @@ from moorage.core.turns.events import Tick
 from moorage.core.turns.turn import Turn
 from moorage.daemon.access import audit_files, audit_log
 from moorage.daemon.access.audit_chain import ChainEnd, ChainError
-from moorage.daemon.access.audit_files import AuditFiles, read_lines, verify
+from moorage.daemon.access.audit_files import (
+    AuditFiles,
+    is_begin_known,
+    read_end,
+    read_lines,
+    verify,
+)
 from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.audit_mark import AuditMark, write_mark
 from moorage.daemon.access.audit_recovery import recover
 from moorage.daemon.access.audit_trail import NODES_MAX, AuditTrail, Standing
 from moorage.ledger.memory import MemoryLedger
@@ -159,7 +167,111 @@ def test_the_next_entry_of_a_truncated_log_reports_the_loss(tmp_path: Path, left
     assert last["about"] == {"lease": "l5"}
     writer.append([entry(6)], 8.0)
     assert [each["what"] for each in read_lines(tmp_path)].count("audit.cut") == 1
-    assert verify(tmp_path)[1].number == left + 3
+    with pytest.raises(ChainError, match=rf"as entry {left + 1} \(audit.cut\) says") as caught:
+        verify(tmp_path)
+    assert str(caught.value).startswith(f"former entries {left + 1} to 4 are missing")
+    assert str(caught.value).endswith(f"; entries 1 to {left + 3} are unchanged")
+    assert read_end(tmp_path).number == left + 3
+
+
+def test_an_entry_about_a_cut_is_none_if_a_caller_asked_for_it_by_this_name(tmp_path: Path) -> None:
+    about = {"what": "audit.cut", "noted": 9}
+    files(tmp_path).append([AuditEntry(1.0, "right.refused", about=about)], 0)
+    assert verify(tmp_path)[1].number == 1
+
+
+def keep_lines(folder: Path, begin: int, end: int | None = None) -> None:
+    """Remove all lines before `begin` and from `end` on; both count from 0."""
+    (path,) = log_files(folder)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[begin:end]))
+
+
+def test_lines_removed_at_the_beginning_of_the_audit_log_are_found(log_folder: Path) -> None:
+    keep_lines(log_folder, 2)
+    for _ in range(2):  # A further start of a server changes nothing.
+        with pytest.raises(ChainError, match="begins at entry 3: entries 1 to 2 are missing"):
+            verify(log_folder)
+        files(log_folder).append([entry(6)], 1e9)
+
+
+def test_lines_removed_after_a_deletion_of_old_files_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
+    writer = files(tmp_path, keep_bytes=5000)
+    for number in range(100):
+        writer.append([entry(number)], 0)
+    first, _ = verify(tmp_path)
+    assert first > 1
+    assert is_begin_known(tmp_path)
+    log_files(tmp_path)[0].unlink()
+    with pytest.raises(ChainError, match=f": entries {first} to [0-9]+ are missing; entries"):
+        verify(tmp_path)
+
+
+def test_a_log_of_an_older_release_is_taken_as_it_begins(log_folder: Path) -> None:
+    keep_lines(log_folder, 2)
+    (log_folder / "audit.mark").unlink()
+    assert verify(log_folder)[0] == 3
+    assert not is_begin_known(log_folder)
+    files(log_folder).append([entry(6)], 1e9)
+    assert is_begin_known(log_folder)
+    assert verify(log_folder)[0] == 3
+    keep_lines(log_folder, 1)
+    with pytest.raises(ChainError, match="begins at entry 4: entry 3 is missing"):
+        verify(log_folder)
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "cut"])
+def test_an_audit_log_cut_while_the_server_is_stopped_is_found(tmp_path: Path, damage: str) -> None:
+    writer = files(tmp_path)
+    for number in range(1, 6):
+        writer.append([entry(number)], 0)
+    end = verify(tmp_path)[1]
+    writer.close()
+    left = 3 if damage == "cut" else 0
+    if damage == "removed":
+        shutil.rmtree(tmp_path / "audit")
+    else:
+        keep_lines(tmp_path, 0, left)
+    lost = f"although entry 5 was written: entries {left + 1} to 5 are missing"
+    with pytest.raises(ChainError, match=lost):
+        verify(tmp_path)
+    for number in (6, 7):  # Two starts.
+        writer = files(tmp_path)
+        writer.append([entry(number)], 0)
+        writer.close()
+    (cut,) = [each for each in read_lines(tmp_path) if each["what"] == "audit.cut"]
+    assert cut["about"] == {"last": left, "noted": 5, "noted_hash": end.hash}
+    with pytest.raises(ChainError, match=f"former entries {left + 1} to 5 are missing"):
+        verify(tmp_path)
+
+
+def test_an_audit_log_rewritten_before_its_last_entry_is_found(log_folder: Path) -> None:
+    end = verify(log_folder)[1]
+    mark = AuditMark(ChainEnd(), ChainEnd(3, end.hash))
+    write_mark(log_folder, mark)
+    with pytest.raises(ChainError, match="entry 3 is not the one that was written first"):
+        verify(log_folder)
+
+
+def test_a_damaged_mark_of_the_audit_log_is_reported_and_replaced(log_folder: Path) -> None:
+    (log_folder / "audit.mark").write_text("{")
+    with pytest.raises(ChainError, match=r"audit\.mark is damaged"):
+        verify(log_folder)
+    files(log_folder).append([entry(6)], 1e9)
+    assert verify(log_folder)[1].number == 6
+
+
+def test_the_end_of_an_audit_log_is_before_a_torn_line(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
+    with path.open("ab") as file:
+        file.write(b'{"number":6,"at"')
+    assert read_end(log_folder).number == 5
+    with path.open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(ValueError, match=f"{path}: the last line is not an audit entry: "):
+        read_end(log_folder)
 
 
 def test_a_hash_noted_elsewhere_reveals_a_truncated_or_rewritten_audit_log(

@@ -12,9 +12,12 @@ import pytest
 
 from benchmarks.faults.database import PGBOUNCER
 from moorage.core.state.facts import Fact, Renewed
+from moorage.daemon.access.audit_chain import ChainError
+from moorage.daemon.access.audit_table import AuditTable, is_begin_known, verify_rows
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
+from moorage.records.audit import AuditEntry
 from moorage.storage.base import (
     AuditEnd,
     RecordRow,
@@ -216,6 +219,28 @@ def test_several_writers_store_lines_of_the_audit_log_and_the_oldest_are_deleted
         assert list(other.lines(0)) == []
         other.prune(NOW + 1, 0)
         assert other.end() == AuditEnd(3_000, "2999", 7)
+
+
+def test_lines_removed_at_the_beginning_of_the_audit_log_are_found(postgres, address: str):
+    name, entries = address.rpartition("/")[2], [AuditEntry(NOW, "x", "ann")] * 1_500
+    with closing(PostgresStorage(address).audit()) as rows:
+        AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)
+        rows.prune(0, 1)  # Deletes all, in pages of a thousand.
+        assert list(rows.lines(0)) == []
+        AuditTable(rows, 1e9, 1 << 30).append(entries[:5], NOW)
+        assert verify_rows(rows)[0] == 1_501
+        postgres.execute("DELETE FROM moorage.audit_line WHERE number BETWEEN 1 AND 1502", name)
+        with pytest.raises(ChainError, match="entry 1503: entries 1501 to 1502 are missing"):
+            verify_rows(rows)
+        postgres.execute("DELETE FROM moorage.audit_line WHERE number = 0", name)  # An older log.
+        assert not is_begin_known(rows)
+        assert verify_rows(rows)[0] == 1_503
+        AuditTable(rows, 1e9, 1 << 30).append(entries[:1], NOW)
+        assert is_begin_known(rows)
+        assert verify_rows(rows)[0] == 1_503
+        postgres.execute("DELETE FROM moorage.audit_line WHERE number = 1503", name)
+        with pytest.raises(ChainError, match="entry 1503 is missing"):
+            verify_rows(rows)
 
 
 def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, address: str):

@@ -1,8 +1,8 @@
 """The chain of the audit log: each line has a number and the hash of all before it.
 
 The hash of a line is SHA-256 of the hash before it and the line without its own hash, so that no
-line can be changed, dropped or moved without a trace. Entries that were cut off at the end are only
-noticed with a number and hash that were stored elsewhere.
+line can be changed, dropped or moved without a trace. Lines that were removed at the beginning or
+the end are noticed with numbers and hashes that the writer stores beside the log.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _HASH_FIELD: Final = b',"hash":"'
 _EMPTY: Final = hashlib.sha256()
+_CUT: Final = b'"what":"audit.cut"'
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
@@ -33,6 +34,97 @@ class ChainEnd:
 
 class ChainError(Exception):
     """A line was changed, or lines are missing; the text says where."""
+
+
+class ChainCheck:
+    """Checks the lines of a log, one after the other, and then its beginning and its end.
+
+    Args:
+        noted: A line that the log must still contain, as the user noted it.
+        written: A line that was once the last one, as the writer noted it beside the log.
+
+    Attributes:
+        first: Number of the first line; 0: there is none yet.
+        end: The last line so far.
+    """
+
+    def __init__(self, noted: ChainEnd | None, written: ChainEnd | None) -> None:
+        self._noted = noted
+        self._written = written or ChainEnd()
+        self._origin = self.end = ChainEnd()
+        self.first = 0
+        self._findings: list[str] = []
+
+    def add(self, line: bytes, place: str) -> None:
+        """Check the next line.
+
+        Raises:
+            ChainError: The line was changed, or lines before it are missing.
+        """
+        before, self.end = self.end, check_line(line, place, self.end, begins=not self.first)
+        number, digest = self.end.number, self.end.hash
+        if not self.first:
+            self.first, self._origin = number, origin_of(line)
+        if self._noted is not None and self._noted.number == number and self._noted.hash != digest:
+            raise ChainError(f"entry {number} is not the one that you noted")
+        if self._written.number == number and self._written.hash != digest:
+            raise ChainError(f"{place}: entry {number} is not the one that was written first")
+        if _CUT in line and (lost := _lost_before(line)) > before.number:
+            former = _run(before.number + 1, lost)
+            self._findings.append(f"former {former} missing, as entry {number} (audit.cut) says")
+
+    def finish(self, deleted: ChainEnd | None) -> None:
+        """Check that the log has its first and its last line.
+
+        Args:
+            deleted: The last line that the log's writer deleted; None: unknown.
+
+        Raises:
+            ChainError: Lines are missing.
+        """
+        check_note(self._noted, self.first, self.end)
+        last, written = self.end.number, self._written.number
+        if self.first > 1 and deleted is not None:  # The first line of all needs no note.
+            if self.first > deleted.number + 1:
+                missing = _run(deleted.number + 1, self.first - 1)
+                self._findings.insert(0, f"the log begins at entry {self.first}: {missing} missing")
+            elif self.first == deleted.number + 1 and self._origin != deleted:
+                raise ChainError(f"entry {self.first} does not follow the last deleted entry")
+        if last < written:
+            ends = f"the log ends at entry {last}, although entry {written} was written"
+            kept = max(last, deleted.number) if deleted is not None else last
+            self._findings.append(f"{ends}: {_run(kept + 1, written)} missing")
+        if self._findings:
+            rest = f"; entries {self.first} to {last} are unchanged" if last else ""
+            raise ChainError("; ".join(self._findings) + rest)
+
+
+class _Cut(msgspec.Struct):
+    """The fields of an entry that say which lines were cut off before it."""
+
+    what: str
+    about: dict[str, object] = {}  # msgspec copies it.
+
+
+def _lost_before(line: bytes) -> int:
+    """Return the number of the last line that was cut off before an entry; 0: none."""
+    cut = msgspec.json.decode(line, type=_Cut)
+    noted = cut.about.get("noted")
+    return noted if cut.what == "audit.cut" and isinstance(noted, int) else 0
+
+
+def _run(first: int, last: int) -> str:
+    return f"entry {first} is" if first == last else f"entries {first} to {last} are"
+
+
+def origin_of(line: bytes) -> ChainEnd:
+    """Return the end of the chain before a line.
+
+    Raises:
+        msgspec.MsgspecError: The line is not an audit entry.
+    """
+    sealed = msgspec.json.decode(line, type=Sealed)
+    return ChainEnd(sealed.number - 1, sealed.prev)
 
 
 def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:

@@ -16,15 +16,16 @@ import msgspec
 import structlog
 
 from moorage.daemon.access.audit_chain import (
+    ChainCheck,
     ChainEnd,
     ChainError,
     Sealed,
     chain_lines,
-    check_line,
-    check_note,
     encode_entries,
     is_beyond_end,
+    origin_of,
 )
+from moorage.daemon.access.audit_mark import AuditMark, read_mark, write_mark
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 
@@ -33,7 +34,8 @@ FOLDER: Final = "audit"
 FILE_BYTES_MAX: Final = 16 << 20
 """Size at which a new file begins."""
 PRUNE_SECONDS: Final = 60.0
-"""Seconds between two deletions of old files; a new file also causes a deletion."""
+"""Seconds between two marks of the log's end, and between two deletions of old files; a new file
+also causes both."""
 _TAIL_BYTES: Final = 1 << 20
 """Bytes read from the end of a file; no line is longer."""
 _SEQ_FIELD: Final = b',"seq":'
@@ -78,9 +80,12 @@ class AuditFiles:
         """
         with self._hold_lock():
             noted = self._end
+            if self._seen is None:  # Lines may also have been cut before this process began.
+                mark = self._mark()
+                noted = max(noted, mark.end, key=_by_number) if mark else noted
             path, inode, size = self._seen or self._catch_up()
-            begun = not size
-            if self._end.number < noted.number:
+            begun, is_cut = not size, self._end.number < noted.number
+            if is_cut:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
                 cut = AuditEntry(now, "audit.cut", "moored", about=about)
@@ -89,9 +94,9 @@ class AuditFiles:
             lines = b"".join(chain)
             self._write(lines, size)
             self._end, self._seen = end, (path, inode, size + len(lines))
-            if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+            if begun or is_cut or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
                 self._pruned_at = now
-                self._prune(now)
+                self._keep_bounds(now)
 
     def last_seq(self) -> int | None:
         """Return the number of the last fact with an audit entry; None: no fact has an entry.
@@ -109,7 +114,15 @@ class AuditFiles:
         return None
 
     def close(self) -> None:
-        """Close the open file; `append` opens it again."""
+        """Mark the log's end, and close the open file; `append` opens it again."""
+        if self._lock is not None:
+            with suppress(OSError), self._hold_lock():  # Without, the mark is a little older.
+                mark = self._mark()
+                if mark is not None and mark.end.number < self._end.number:
+                    self._write_mark(mark.deleted)
+        self._release()
+
+    def _release(self) -> None:
         for each in filter(None, (self._file, self._lock)):
             os.close(each)
         self._file = self._lock = self._seen = None
@@ -120,14 +133,14 @@ class AuditFiles:
         if self._lock is not None:
             _take(self._lock)
             if not self._is_seen():
-                self.close()
+                self._release()
         if self._lock is None:
             self._lock = _open_lock(self._folder)
             _take(self._lock)
         try:
             yield
         except BaseException:
-            self.close()  # Closing the file also frees the lock.
+            self._release()  # Closing the file also frees the lock.
             raise
         _flock(self._lock, fcntl.LOCK_UN)
 
@@ -164,15 +177,44 @@ class AuditFiles:
             os.ftruncate(self._file, size)
             raise
 
-    def _prune(self, now: float) -> None:
+    def _keep_bounds(self, now: float) -> None:
+        """Mark the log's end, and delete old files; the mark has the last deleted line before."""
         files = _files(self._folder)
-        total = sum(each.stat().st_size for each in files)
-        for each in files[:-1]:  # The current file stays.
+        try:
+            gone = self._surplus(files, now)
+            mark, origin = self._mark(), _origin(files)
+            # A log that begins with entry 1, or has no mark yet, is taken as it is.
+            deleted = origin if mark is None or not origin.number else mark.deleted
+            self._write_mark(_last(gone) if gone else deleted)
+            for each in gone:
+                each.unlink()
+        except (OSError, ValueError) as error:  # The lines are written: the caller must not repeat.
+            log.error("audit_failed", reason=f"no old entry is deleted: {error}")  # noqa: TRY400  # A traceback says no more.
+
+    def _surplus(self, files: Sequence[Path], now: float) -> list[Path]:
+        """Return the oldest files, which are too old or too many; the current file stays."""
+        gone, total = list[Path](), sum(each.stat().st_size for each in files)
+        for each in files[:-1]:
             status = each.stat()
             if now - status.st_mtime <= self._keep_seconds and total <= self._keep_bytes:
-                return
-            each.unlink()
+                break
+            gone.append(each)
             total -= status.st_size
+        return gone
+
+    def _mark(self) -> AuditMark | None:
+        """Return the mark; None if it is missing or damaged."""
+        try:
+            return read_mark(self._folder.parent)
+        except (OSError, ValueError) as error:
+            log.error("audit_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
+            return None
+
+    def _write_mark(self, deleted: ChainEnd) -> None:
+        """Mark the end of the log, once all lines up to it are durable."""
+        if self._file is not None:
+            os.fdatasync(self._file)
+        write_mark(self._folder.parent, AuditMark(deleted, self._end))
 
 
 def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
@@ -211,19 +253,35 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
     Raises:
         ChainError: A line was changed, or lines are missing.
     """
-    first, end = 0, ChainEnd()
+    # The server may append and delete lines meanwhile, and changes the mark before a deletion.
+    mark = _known_mark(folder)
+    check = ChainCheck(noted, mark.end if mark else None)
     files = _files(folder / FOLDER)
     for path in files:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     break
-                read = check_line(line, f"{path.name}:{count}", end, begins=not first)
-                first, end = first or read.number, read
-                if noted is not None and noted.number == end.number and noted.hash != end.hash:
-                    raise ChainError(f"entry {noted.number} is not the one that you noted")
-    check_note(noted, first, end)
-    return first, end
+                check.add(line, f"{path.name}:{count}")
+    mark = _known_mark(folder)
+    check.finish(mark.deleted if mark else None)
+    return check.first, check.end
+
+
+def is_begin_known(folder: Path) -> bool:
+    """Return whether `verify` finds lines that were removed at the beginning.
+
+    Raises:
+        ChainError: The mark is damaged.
+    """
+    return _known_mark(folder) is not None
+
+
+def _known_mark(folder: Path) -> AuditMark | None:
+    try:
+        return read_mark(folder)
+    except ValueError as error:
+        raise ChainError(str(error)) from None
 
 
 def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int) -> bool:
@@ -269,11 +327,31 @@ class _AboutFact(msgspec.Struct):
 def _last(files: Sequence[Path]) -> ChainEnd:
     """Return the end of the hash chain, read from the last complete line."""
     for path in reversed(files):
-        lines = _tail(path).splitlines()
-        if lines:
-            sealed = msgspec.json.decode(lines[-1], type=Sealed)
+        lines = _tail(path).splitlines(keepends=True)
+        line = next((each for each in reversed(lines) if each.endswith(b"\n")), None)
+        if line is not None:
+            try:
+                sealed = msgspec.json.decode(line, type=Sealed)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}: the last line is not an audit entry: {error}") from None
             return ChainEnd(sealed.number, sealed.hash)
     return ChainEnd()
+
+
+def _origin(files: Sequence[Path]) -> ChainEnd:
+    """Return the end of the chain before the first line."""
+    for path in files:
+        with path.open("rb") as file:
+            if line := file.readline():
+                try:
+                    return origin_of(line)
+                except msgspec.MsgspecError as error:
+                    raise ValueError(f"{path}:1: not an audit entry: {error}") from None
+    return ChainEnd()
+
+
+def _by_number(end: ChainEnd) -> int:
+    return end.number
 
 
 def _tail(path: Path) -> bytes:

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from moorage.daemon.access.audit_chain import (
+    ChainCheck,
     ChainEnd,
     ChainError,
     chain_lines,
-    check_line,
-    check_note,
     encode_entries,
+    origin_of,
 )
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry
@@ -33,6 +34,7 @@ class AuditTable:
         self._keep_seconds = keep_seconds
         self._keep_bytes = keep_bytes
         self._pruned_at = 0.0
+        self._has_begin = False
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
         """Append entries; see `append_lines`."""
@@ -62,7 +64,16 @@ class AuditTable:
         self._rows.append(now, link)
         if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
             self._pruned_at = now
+            if not self._has_begin:
+                self._note_begin()
             self._rows.prune(now - self._keep_seconds, self._keep_bytes)
+
+    def _note_begin(self) -> None:
+        """Note where the log of an older release begins; the log is taken as it is."""
+        if self._rows.begin() is None and (first := next(self._rows.lines(0), None)):
+            with suppress(msgspec.MsgspecError):  # `verify` reports the line.
+                self._rows.note_begin(msgspec.json.encode(origin_of(first[1])))
+        self._has_begin = True
 
     def last_seq(self) -> int | None:
         """Return the number of the last fact with an audit entry; None: no fact has an entry."""
@@ -108,15 +119,29 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
         ChainError: A line was changed, or lines are missing.
         StorageError: The database cannot be read.
     """
-    first, end, stored = 0, ChainEnd(), rows.end()
+    stored = rows.end()  # A server may append and delete lines meanwhile.
+    check = ChainCheck(noted, ChainEnd(stored.number, stored.hash))
     for number, line in rows.lines(0):
-        read = check_line(line, f"line {number}", end, begins=not first)
-        first, end = first or read.number, read
-        if noted is not None and noted.number == end.number and noted.hash != end.hash:
-            raise ChainError(f"entry {noted.number} is not the one that you noted")
-    check_note(noted, first, end)
-    if end.number < stored.number:
-        raise ChainError(
-            f"the log ends at entry {end.number}, although entry {stored.number} was written"
-        )
-    return first, end
+        check.add(line, f"line {number}")
+    check.finish(_deleted(rows))
+    return check.first, check.end
+
+
+def is_begin_known(rows: AuditRows) -> bool:
+    """Return whether `verify_rows` finds lines that were removed at the beginning.
+
+    Raises:
+        StorageError: The database cannot be read.
+    """
+    return rows.begin() is not None
+
+
+def _deleted(rows: AuditRows) -> ChainEnd | None:
+    """Return the last line that a server deleted; None: unknown."""
+    line = rows.begin()
+    if line is None:
+        return None
+    try:
+        return msgspec.json.decode(line, type=ChainEnd)
+    except msgspec.MsgspecError as error:
+        raise ChainError(f"line 0, the last deleted one: {error}") from None

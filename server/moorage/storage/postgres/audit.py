@@ -38,6 +38,15 @@ class PostgresAudit(SharedTable):
         with self.connection() as connection:
             return _end(connection, "end")
 
+    def begin(self) -> bytes | None:
+        with self.connection() as connection:
+            row = connection.execute(SQL["begin"]).fetchone()
+            return None if row is None else bytes(row[0])
+
+    def note_begin(self, line: bytes) -> None:
+        with self.connection() as connection:
+            connection.execute(SQL["note_begin"], (line,))
+
     def prune(self, before: float, bytes_max: int) -> None:
         with self.connection() as connection:
             for statement, bound in (("prune_old", before), ("prune_more", bytes_max)):

@@ -49,6 +49,8 @@ def reading(address: str) -> Iterator[Contents]:
 def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> bool:
     """Write the contents of another storage into an empty database, in one transaction.
 
+    Until this succeeds, a sign in the database keeps servers from using it.
+
     Args:
         address: Address of the database.
         source: The contents to write.
@@ -61,13 +63,15 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
         StorageLocked: A server uses the database.
         StorageError: The database cannot be written, or has other contents.
     """
-    leadership = Leadership(address)
+    leadership = Leadership(address, copies=True)
     leadership.take()
     try:
         with (
             translate_errors(leadership.place),
             closing(leadership.open_writer("copy")) as connection,
         ):
+            if _contents(connection, leadership.place).is_empty():
+                connection.execute(SQL["begin_copy"])  # `moored storage prepare` made the tables.
             with connection.transaction():
                 connection.execute(_UNHURRIED)
                 there = _contents(connection, leadership.place)
@@ -75,6 +79,7 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
                 if is_new:
                     _write(connection, leadership, source, there.fencing)
                 check(_contents(connection, leadership.place))
+                connection.execute(SQL["end_copy"])
             leadership.check_failure()
     finally:
         leadership.release()

@@ -67,6 +67,10 @@ def _tables(connection: Connection) -> list[DoctorFinding]:
         return [DoctorFinding("storage: tables", "broken", reason)]
     number, writer = connection.execute(SQL["format"]).fetchone(), connection.execute(SQL["writer"])
     assert number is not None
+    copying = connection.execute(SQL["copying"]).fetchone()
+    if copying is not None and copying[0]:
+        reason = "an unfinished copy: run `moored storage copy` again"
+        return [DoctorFinding("storage: tables", "broken", reason)]
     refusal = FORMAT.refusal(int(number[0]), str(next(writer)[0]))
     if refusal:
         return [DoctorFinding("storage: tables", "broken", f"the database {refusal}")]

@@ -57,13 +57,18 @@ _TRIES_MAX: Final = 20
 class Leadership:
     """The right of one server to write a database, for all its stores; a `storage.base.Election`.
 
+    Args:
+        address: Address of the database.
+        copies: Whether the database is to be filled from another storage.
+
     Attributes:
         place: Name of the database in messages.
         epoch: Number that fences each commit; 0 before this server leads.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, copies: bool = False) -> None:
         self.place = place_of(address)
+        self._copies = copies
         self.epoch = 0
         self._address = address
         self._connection: Connection | None = None
@@ -283,8 +288,10 @@ class Leadership:
     def _take_epoch(self, connection: Connection) -> None:
         """Write a new epoch, which fences the former server; the caller has the lock."""
         if _format(connection) != FORMAT.current:
-            make_tables(connection, self.place)
+            make_tables(connection, self.place, copies=self._copies)
         try:
+            if not self._copies:
+                refuse_unfinished(connection, self.place)
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
                 # Waits for a running commit of the former server; its later commits find this
@@ -379,8 +386,26 @@ def check_server(connection: Connection, place: str) -> None:
         )
 
 
-def make_tables(connection: Connection, place: str) -> bool:
+def refuse_unfinished(connection: Connection, place: str) -> None:
+    """Raise an error if a copy into the database is not complete.
+
+    Raises:
+        StorageError: `moored storage copy` is filling the tables, or was stopped before its end.
+    """
+    if _first(connection, "copying"):
+        raise StorageError(
+            f"{place} is an unfinished copy: `moored storage copy` is still writing it, or was "
+            "stopped. Wait, or run that command again, or drop the schema moorage."
+        )
+
+
+def make_tables(connection: Connection, place: str, *, copies: bool = False) -> bool:
     """Create the tables if they are missing, and upgrade older tables.
+
+    Args:
+        connection: A session that has no transaction.
+        place: Name of the database in messages.
+        copies: Whether new tables are the beginning of a copy, which no server may use.
 
     Returns:
         Whether anything was changed.
@@ -398,6 +423,8 @@ def make_tables(connection: Connection, place: str) -> bool:
                 raise _unprepared_error(place)
             if not exists:
                 connection.execute(SQL["schema"])
+                if copies:
+                    connection.execute(SQL["begin_copy"])
             return _migrate(connection, place)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
         # PostgreSQL reports a schema that a role may not use as missing.

@@ -86,6 +86,15 @@ SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.
     WHERE n.nspname = 'moorage' AND c.relname = 'meta'),
     has_database_privilege(current_database(), 'CREATE')
 
+-- name: begin_copy
+INSERT INTO meta VALUES ('copying', 1) ON CONFLICT DO NOTHING
+
+-- name: end_copy
+DELETE FROM meta WHERE name = 'copying'
+
+-- name: copying
+SELECT EXISTS (SELECT FROM meta WHERE name = 'copying')
+
 -- name: format
 SELECT value FROM meta WHERE name = 'format'
 

@@ -14,7 +14,7 @@ import psycopg
 
 from moorage.storage.base import TokenRow, diff_rows
 from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
-from moorage.storage.postgres.leadership import check_server, make_tables
+from moorage.storage.postgres.leadership import check_server, make_tables, refuse_unfinished
 from moorage.storage.statements import read_statements
 
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
@@ -98,6 +98,7 @@ class SharedTable:
                 connection.execute("SET statement_timeout = '5s'")
                 check_server(connection, self.place)
                 make_tables(connection, self.place)
+                refuse_unfinished(connection, self.place)
             except BaseException:
                 connection.close()
                 raise

@@ -10,3 +10,4 @@ SECRET_FILE: Final = "lease_secret"  # noqa: S105  # A file's name.
 AGENTS_FILE: Final = "agents.db"
 LOGINS_FILE: Final = "logins.db"
 AUDIT_FOLDER: Final = "audit"
+AUDIT_MARK: Final = "audit.mark"

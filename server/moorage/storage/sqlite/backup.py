@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from moorage.storage.base import StorageCorrupt, StorageError
-from moorage.storage.sqlite import AGENTS_FILE, CATALOG_FILE, LEDGER_FILE, SECRET_FILE, TOKENS_FILE
+from moorage.storage.sqlite import (
+    AGENTS_FILE,
+    AUDIT_FOLDER,
+    AUDIT_MARK,
+    CATALOG_FILE,
+    LEDGER_FILE,
+    SECRET_FILE,
+    TOKENS_FILE,
+)
 from moorage.storage.sqlite import facts as facts_file
 from moorage.storage.sqlite import records as records_file
 from moorage.storage.sqlite.fact_tables import FactTables
@@ -89,8 +97,8 @@ def stage(target: Path) -> Iterator[Path]:
     with contextlib.suppress(FileExistsError):
         new.mkdir(mode=0o700)
     mark = new / UNFINISHED
-    # A copy has no folders; a server of an older release may have run in an unfinished copy.
-    if is_filled(new) and (not mark.exists() or any(each.is_dir() for each in new.iterdir())):
+    # A server of an older release may have run in an unfinished copy.
+    if is_filled(new) and (not mark.exists() or any(map(_is_of_server, new.iterdir()))):
         raise StorageError(f"{new} is in the way: another program made it. Move it away.")
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
     try:
@@ -122,10 +130,17 @@ def _claim(descriptor: int, new: Path) -> None:
         raise StorageError(f"{new} is being written by another process.") from None
 
 
+def _is_of_server(path: Path) -> bool:
+    """Return whether a path is a folder that no copy makes: a server locks its audit log."""
+    return path.is_dir() and not (path.name == AUDIT_FOLDER and not (path / "lock").exists())
+
+
 def _empty(new: Path) -> None:
     new.chmod(0o700)
     for each in new.iterdir():
-        if each.name != UNFINISHED:
+        if each.is_dir():
+            shutil.rmtree(each)
+        elif each.name != UNFINISHED:
             each.unlink()
 
 
@@ -194,6 +209,25 @@ def _copy_shared(source: Path, copy: Path) -> None:
         with closing(connect_to_look(copy)) as copied:
             for line in check_pages(copied, 1):
                 raise StorageCorrupt(str(source), line)
+
+
+def copy_audit(data: Path, target: Path) -> None:
+    """Copy the files of the audit log, if there are any, durably, from a folder without a server.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    if (data / AUDIT_MARK).exists():
+        shutil.copyfile(data / AUDIT_MARK, target / AUDIT_MARK)
+        (target / AUDIT_MARK).chmod(OWNER_ONLY)
+    files = sorted((data / AUDIT_FOLDER).glob("[0-9]*.jsonl"))
+    if files:
+        (target / AUDIT_FOLDER).mkdir(mode=0o700)
+    for each in files:
+        copied = target / AUDIT_FOLDER / each.name
+        shutil.copy2(each, copied)  # A file's age says when it is deleted.
+        copied.chmod(OWNER_ONLY)
+        _sync(copied)
 
 
 def _copy_ledger(source: Path, copy: Path) -> None:

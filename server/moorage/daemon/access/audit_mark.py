@@ -1,0 +1,70 @@
+"""The mark of the audit log's files: a small file that reveals lines removed at either end.
+
+The mark is beside the log's folder, so it also reveals that the whole folder is missing.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.daemon.access.audit_chain import ChainEnd
+
+FILE: Final = "audit.mark"
+"""Name of the mark in the data folder."""
+_BYTES_MAX: Final = 4_096
+"""Maximum bytes that are read; a mark is much smaller."""
+
+
+class AuditMark(msgspec.Struct, frozen=True):
+    """What the log must have.
+
+    Args:
+        deleted: The last line that the server deleted by age or size; 0: no line.
+        end: A line that was once the last one.
+    """
+
+    deleted: ChainEnd
+    end: ChainEnd
+
+
+def read_mark(folder: Path) -> AuditMark | None:
+    """Return the mark in a data folder; None: the log is new, or of a release without marks.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is no mark.
+    """
+    path = folder / FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=AuditMark)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def write_mark(folder: Path, mark: AuditMark) -> None:
+    """Replace the mark in a data folder, durably.
+
+    Raises:
+        OSError: The file cannot be written; then the former mark stays.
+    """
+    path = folder / FILE
+    new = path.with_name(f"{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, msgspec.json.encode(mark))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    new.replace(path)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)  # The new name must survive a power cut, too.
+    finally:
+        os.close(directory)
