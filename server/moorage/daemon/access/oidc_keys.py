@@ -64,6 +64,7 @@ class IssuerKeys:
         by_id: The keys, as last fetched.
         changes: How many times the keys have changed.
         discovered: The issuer's discovery document.
+        failing: Whether the last fetch failed.
     """
 
     def __init__(self, issuer: str) -> None:
@@ -76,7 +77,7 @@ class IssuerKeys:
         self._tried_at = -REFRESH_PAUSE_SECONDS
         self._refreshing: asyncio.Task[bool] | None = None
         self._waiters = 0
-        self._failing = False
+        self.failing = False
 
     async def follow(self) -> None:
         """Fetch the keys now and repeatedly, until cancelled."""
@@ -129,11 +130,11 @@ class IssuerKeys:
         try:
             rows = await self.fetch()
         except KeysUnavailableError as error:
-            if not self._failing:  # One log line per fault, however long it lasts.
+            if not self.failing:  # One log line per fault, however long it lasts.
                 log.error("oidc_keys_failed", issuer=self._issuer, reason=str(error))  # noqa: TRY400  # It has no more to say.
-            self._failing = True
+            self.failing = True
             return False
-        self._failing = False
+        self.failing = False
         if rows != self._fetched:
             self._fetched, self.by_id = rows, _readable(rows)
             self.changes += 1
