@@ -134,7 +134,9 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
                     job="moorage",
                 ),
             ],
-        }
+        },
+        *cases_of_leaders(),
+        case_of_an_entrance(),
     ]
     file = tmp_path / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
@@ -144,17 +146,88 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+def cases_of_leaders() -> list[dict]:
+    """Return the cases: a standby takes over, two servers stand by, and all targets are gone."""
+    up = 'up{instance="%s", job="moorage"}'
+    role = 'moorage_server_role{instance="%s", job="moorage", role="writer"}'
+    behind = 'moorage_standby_behind_seconds{instance="b", job="moorage"}'
+    led = [(up % "a", "1x10 _x60"), (role % "a", "1x10 _x60"), (up % "b", "1x70")]
+    taken = [*led, (role % "b", "0x10 1x60"), (behind, "0x10 _x60")]
+    vacant = [*led, (role % "b", "0x70"), (behind, "0x10 40x60")]
+    gone = [(up % "a", "1x10 _x60"), (role % "a", "1x10 _x60")]
+    no_leader = ("MoorageNoLeader", "page", "No server leads, so no request is granted")
+    absent = "Prometheus knows no server whose metrics it could read"
+    lags = "The standby b does not know the facts of the last 40 seconds"
+    expected = [
+        [expectation("40m", name) for name in ("MoorageNoLeader", "MoorageMetricsAbsent")],
+        [
+            expectation("9m", "MoorageNoLeader"),
+            expectation("40m", *no_leader, instance=""),
+            expectation("40m", "MoorageMetricsAbsent"),
+            expectation("9m", "MoorageStandbyLags"),
+            expectation("40m", "MoorageStandbyLags", "ticket", lags, instance="b", job="moorage"),
+        ],
+        [
+            expectation("9m", "MoorageMetricsAbsent"),
+            expectation("40m", *no_leader, instance=""),
+            expectation(
+                "40m", "MoorageMetricsAbsent", "ticket", absent, instance="", job="moorage"
+            ),
+        ],
+    ]
+    return [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series],
+            "alert_rule_test": expectations,
+        }
+        for series, expectations in zip((taken, vacant, gone), expected, strict=True)
+    ]
+
+
+def case_of_an_entrance() -> dict:
+    """Return the case of an old certificate, of failed logins, and of an issuer that is down."""
+    of_a = '{instance="a", job="moorage"}'
+    days = 86_400
+    soon = "The certificate of a expires in less than 14 days"
+    surge = "More than one login a second fails on a"
+    keys = "a cannot fetch the keys of its issuer"
+    return {
+        "interval": "1m",
+        "input_series": [
+            {
+                "series": f"moorage_certificate_expires_seconds{of_a}",
+                "values": f"{15 * days}x20 {13 * days}x30",
+            },
+            {
+                "series": 'moorage_failed_logins_total{instance="a", door="http"}',
+                "values": "0+30x20 600+90x30",
+            },
+            {"series": f"moorage_oidc_keys_up{of_a}", "values": "1x20 0x30"},
+        ],
+        "alert_rule_test": [
+            expectation("20m", "MoorageCertificateExpires"),
+            expectation("40m", "MoorageCertificateExpires", "ticket", soon, job="moorage"),
+            expectation("20m", "MoorageLoginsFail"),
+            expectation("40m", "MoorageLoginsFail", "ticket", surge),
+            expectation("20m", "MoorageIssuerFails"),
+            expectation("40m", "MoorageIssuerFails", "ticket", keys, job="moorage"),
+        ],
+    }
+
+
 def expectation(at: str, alert: str, severity: str = "", summary: str = "", **labels: str) -> dict:
     """Return promtool's expectation of an alert at a time; without a severity, no alert."""
     if not severity:
         return {"eval_time": at, "alertname": alert, "exp_alerts": []}
+    known = {"severity": severity, "instance": "a", **labels}
     runbook = f"docs/how-to/read-alerts.md#{alert.lower()}"
     return {
         "eval_time": at,
         "alertname": alert,
         "exp_alerts": [
             {
-                "exp_labels": {"severity": severity, "instance": "a", **labels},
+                "exp_labels": {name: value for name, value in known.items() if value},
                 "exp_annotations": {"summary": summary, "runbook": runbook},
             }
         ],

@@ -147,6 +147,8 @@ def test_a_standby_takes_over_after_a_kill(
     metrics = second.http.get("/metrics").text
     assert 'moorage_server_role{role="writer"} 1.0' in metrics
     assert "moorage_standby_revision" not in metrics
+    assert "\nmoorage_takeover_seconds_count 1.0" in metrics
+    assert "\nmoorage_standby_behind_seconds " not in metrics
     assert second.http.put("/clusters/east", json={"tags": ["big"]}).status_code == 200
     second.publish(policy("return None", "mine:1.0-stable"))
     kill(second)

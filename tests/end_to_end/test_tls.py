@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -369,6 +370,16 @@ def test_the_error_names_a_wrong_certificate_file(
     files[place] = tmp_path / name
     with pytest.raises(OSError, match=sentence):
         ServerTls(*files)
+
+
+def test_the_time_when_the_served_certificate_expires_is_known(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ours")
+    certificate, key = authority.sign("server", 5)
+    both = tmp_path / "both.pem"
+    both.write_bytes(key.read_bytes() + certificate.read_bytes() + authority.file.read_bytes())
+    for files in ((certificate, key), (both, both)):
+        left = ServerTls(*files, None).expires_at - time.time()
+        assert left == pytest.approx(5 * 86_400, abs=60)
 
 
 def test_the_error_of_a_start_names_a_missing_file_for_tls(tmp_path: Path, ours: Authority) -> None:

@@ -5,7 +5,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from errno import EADDRINUSE, ENOSPC
@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
+from prometheus_client.metrics_core import Metric
 
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
@@ -24,6 +25,7 @@ from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import IssuerTokens, Tokens
 from moorage.daemon.door_record import DoorRecord, find_network, write_doors
+from moorage.daemon.observability.gauges import entrance_metrics
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.extras import install_command
@@ -162,6 +164,14 @@ class Entrance:
     tickets: SocketTickets
     gateway: Gateway
     doors: Doors
+    issuer: IssuerTokens | None
+    tls: ServerTls | None
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the metrics of logins and certificates, of a leader and of a standby."""
+        expires_at = None if self.tls is None else self.tls.expires_at
+        failing = None if self.issuer is None else self.issuer.failing
+        return entrance_metrics(self.audit.failed_logins, expires_at, failing)
 
 
 def make_entrance(
@@ -209,7 +219,7 @@ def make_entrance(
     if tls is not None:
         tasks.spawn(tls.follow())
     doors = Doors(config, gateway, tls, trust.holds)
-    return Entrance(audit, tokens, logins, browsers, tickets, gateway, doors)
+    return Entrance(audit, tokens, logins, browsers, tickets, gateway, doors, issuer, tls)
 
 
 def note_stranger(

@@ -90,6 +90,11 @@ class Follower:
         return self._ledger.last_seq
 
     @property
+    def known_at(self) -> float:
+        """When this standby last knew all facts, by the monotonic clock in seconds."""
+        return self._looked
+
+    @property
     def is_fresh(self) -> bool:
         """Whether the state is recent enough to answer reads."""
         return time.monotonic() - self._looked <= AGE_SECONDS_MAX
@@ -155,11 +160,8 @@ class Follower:
             await asyncio.sleep(CATALOG_SECONDS)
 
     def gauges(self) -> Iterable[Metric]:
-        """Yield the number of applied facts, and the seconds by which this standby lags."""
+        """Yield the number of applied facts."""
         yield gauge("moorage_standby_revision", "Facts that a standby has applied", self.revision)
-        behind = time.monotonic() - self._looked
-        about = "Seconds since a standby last knew all facts"
-        yield gauge("moorage_standby_behind_seconds", about, behind)
 
 
 class Reads(Inbox):

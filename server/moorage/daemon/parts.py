@@ -560,6 +560,7 @@ async def run_core(
         partial(gauges.audit_counters, stores.audit),
         gauges.build_gauges,
         core.durations.metrics,
+        core.shape_news.metrics,
         partial(gauges.commit_gauges, stores.ledger, commit_loop),
         lambda: gauges.sandbox_gauges(runners.sandbox.report()),
         lambda: gauges.gateway_gauges(core.gateway.stats()),

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.core.turns.effects import Address
 from moorage.daemon.following import WAIT_SECONDS_MAX, Applied, Follower
-from moorage.daemon.observability.counters import gauges
+from moorage.daemon.observability.counters import gauges, gauges_of
 from moorage.daemon.requests.router import Router
 from moorage.daemon.tasks import Tasks
 from moorage.gateway.deliver import Deliver, Request, Taking
@@ -80,6 +80,8 @@ class Standby:
         self.followed: Applied | None = None
         self._sessions: dict[SessionId, Caller] = {}
         self._have_read: set[SessionId] = set()
+        self._known_at = time.monotonic()
+        """When this standby last knew all facts, while it follows no leader; else outdated."""
         self._vacant_since: float | None = None
         """Since when no server leads, as far as known; None: a server leads, or none ever led."""
         self._found = asyncio.Event()
@@ -127,6 +129,18 @@ class Standby:
         elif self._found.is_set() or (self.leads and self._vacant_since is None):
             self._vacant_since = time.monotonic()
             self._found.clear()
+
+    def vacant_seconds(self) -> float:
+        """Return the seconds since this server saw that no server led; 0: a server leads."""
+        since = self._vacant_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the role, and the seconds by which a standby lags, also if it does not follow."""
+        if self.leads:
+            return role_metrics("writer")
+        known_at = self._known_at if self.reading is None else self.reading.following.known_at
+        return role_metrics("standby", time.monotonic() - known_at)
 
     def hand_over(self, heir: Deliver) -> None:
         """Let `heir` answer the requests that wait here, since this server now leads."""
@@ -197,6 +211,8 @@ class Standby:
 
     def read(self, reading: Reading | None) -> None:
         """Answer reads from these parts from now on; None: stop answering reads."""
+        if self.reading is not None:
+            self._known_at = self.reading.following.known_at
         self.reading = reading
         if reading is not None:
             for session, caller in self._sessions.items():
@@ -280,12 +296,16 @@ class Standby:
         """Refer an agent to the leader."""
 
 
-def role_gauges(role: str) -> Iterable[Metric]:
-    """Yield whether this server leads or stands by."""
+def role_metrics(role: str, behind_seconds: float | None = None) -> Iterable[Metric]:
+    """Yield whether this server leads or stands by, and by how many seconds a standby lags."""
     about = "1 for the role that this server has among those on its database"
     yield gauges(
         "moorage_server_role",
         about,
         "role",
         ((each, float(each == role)) for each in ("writer", "standby")),
+    )
+    behind = [] if behind_seconds is None else [((), behind_seconds)]
+    yield gauges_of(
+        "moorage_standby_behind_seconds", "Seconds since a standby last knew all facts", (), behind
     )

@@ -48,7 +48,7 @@ from moorage.daemon.parts import (
     run_core,
 )
 from moorage.daemon.requests import services
-from moorage.daemon.standby import Reading, Standby, role_gauges
+from moorage.daemon.standby import Reading, Standby, role_metrics
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust, beating
 from moorage.daemon.workloads.control import WorkloadControl
@@ -124,7 +124,7 @@ async def _start(
     stack.callback(agents.close)
     outset = Outset(config, measures, tasks, storage, agents, Trust(election, tasks.fail))
     if election is None:
-        measures.watch(partial(role_gauges, "writer"))
+        measures.watch(partial(role_metrics, "writer"))
         ledger = await open_ledger(storage, stack)  # First: its lock says whose folder that is.
         entrance = _entrance(outset, stack)
         return await _lead(outset, ledger, entrance, await prepare(config, stack), stack)
@@ -147,7 +147,9 @@ def _warn_root(folder: Path) -> None:
 
 
 def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:
-    return make_entrance(outset.config, outset.storage, outset.tasks, outset.trust, stack)
+    entrance = make_entrance(outset.config, outset.storage, outset.tasks, outset.trust, stack)
+    outset.measures.watch(entrance.metrics)
+    return entrance
 
 
 async def _stand_by(
@@ -156,7 +158,7 @@ async def _stand_by(
     """Wait until this server leads; until then its ports refer callers to the leader."""
     measures, doors = outset.measures, entrance.doors
     standby = Standby(election, entrance.gateway, outset.tasks, outset.config.rollout)
-    measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))
+    measures.watch(standby.metrics)
     services = StandbyServices(
         authenticate=entrance.tokens.caller,
         pending=entrance.tokens.pending,
@@ -351,9 +353,11 @@ async def _lead(
     else:
         await doors.open(behind, requests.router, agents, standby.is_idle)
         standby.hand_over(requests.router)
+        core.durations.observe_takeover(standby.vacant_seconds())
     stack.push_async_callback(doors.close)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
+    core.tasks.spawn(core.shape_news.measure())
     core.tasks.spawn(core.watchers.progress.run())
     core.tasks.spawn(core.history.run())
     core.tasks.spawn(core.tokens.follow(core.gateway.expel))

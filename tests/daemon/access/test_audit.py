@@ -434,6 +434,7 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 0.0)
     log.note_failed_login("10.0.0.2", "http", "no token")
     log.close()
+    assert log.failed_logins == {"websocket": 0, "http": 12, "console": 0}
     seen = [(line["remote"], line["about"].get("more")) for line in read_lines(tmp_path)]
     assert seen == [
         *[("10.0.0.1", None)] * 3,

@@ -342,13 +342,16 @@ async def test_a_token_is_refused_until_its_key_can_be_fetched(
         issuer.hangs.set()
     waiting = tokens.pending(token)
     assert waiting is not None
+    assert not tokens.failing
     assert await waiting is False
+    assert tokens.failing
     assert tokens.caller(token) is None
     issuer.go_on.set()
     if trouble in {"answers 500", "hangs"}:
         issuer.broken = False
         issuer.hangs.clear()
         assert await ask(tokens, token) is not None
+        assert not tokens.failing
 
 
 async def test_unusable_signing_keys_are_ignored(issuer: Issuer) -> None:

@@ -1,10 +1,13 @@
 """Counts of shapes agree with the feasibility code, also if only changed nodes are counted."""
 
+import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from moorage.daemon.news.shapes import SHAPES_MAX, USUAL, AskedShapes, ShapeCounts
+from moorage.daemon.news import shape_news
+from moorage.daemon.news.shapes import SHAPES_MAX, USUAL, AskedShapes, ShapeCounts, size_name
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share, Tenant
 from moorage.policy import Fleet
 
@@ -154,3 +157,59 @@ def test_a_row_of_shapes_names_the_nodes_with_most_stranded_capacity():
     row = ShapeCounts(Demand(gpus=4, cpu_milli=4_000), fleet).row()
     assert (row["fits"], row["stranded"]) == (1, 8)
     assert row["stranded_on"] == [["c", "n4", 4], ["c", "n0", 3], ["c", "n1", 1]]
+
+
+def test_sizes_leave_out_all_constraints_but_gpus_and_are_bounded():
+    request = AskedShapes()
+    for number in range(100):
+        request.note(ANN, Demand(gpus=2, gpu_milli=500, cpu_milli=number))
+        request.note(BOB, Demand(gpus=8, nodes=4, models=(str(number),)))
+    request.note(BOB, Demand(cpu_milli=1))
+    names = [size_name(each) for each in request.sizes()]
+    assert names[:2] == ["2x500m", "4x8x1000m"]
+    assert names[2:] == ["1x1000m", "2x1000m", "4x1000m", "8x1000m"]
+    for number in range(1, 100):
+        request.note(ANN, Demand(gpus=number, nodes=2))
+    assert len(set(map(size_name, request.sizes()))) == SHAPES_MAX
+
+
+async def test_metrics_tell_used_capacity_from_scattered_capacity():
+    gpus = tuple(Gpu(str(n)) for n in range(8))
+    fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
+    for n in range(4):
+        fleet.take(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
+    news = shape_news.ShapeNews(SimpleNamespace(fleet=fleet), None, None, None)
+
+    async def figures() -> dict[tuple[str, ...], float]:
+        await news._measure()
+        samples = [each for metric in news.metrics() for each in metric.samples]
+        return {(each.name[14:], *each.labels.values()): each.value for each in samples}
+
+    found = await figures()
+    fits = [found["fits", "8x1000m", what] for what in ("now", "defragmented", "empty")]
+    assert fits == [0, 2, 4]
+    assert found["utilization_ratio", "8x1000m"] == 0.5
+    assert found["fragmentation_ratio", "8x1000m"] == 1.0
+    assert found["fragmentation_ratio", "4x1000m"] == 0.0
+    assert len(found) == 5 * len(USUAL)
+    for n in range(4):
+        fleet.give(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
+    assert (await figures())["utilization_ratio", "8x1000m"] == 0.0
+
+
+async def test_sizes_are_counted_only_after_a_read_of_the_metrics(monkeypatch):
+    monkeypatch.setattr(shape_news, "MEASURE_SECONDS", 0.0)
+    news = shape_news.ShapeNews(SimpleNamespace(fleet=fleet_of([])), None, None, None)
+    running = asyncio.create_task(news.measure())
+
+    async def let_run() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    await let_run()
+    news.counts.note(ANN, Demand(gpus=3))
+    await let_run()
+    assert "3x1000m" not in str(list(news.metrics()))
+    await let_run()
+    assert "3x1000m" in str(list(news.metrics()))
+    running.cancel()

@@ -1,5 +1,7 @@
 """Tests of histograms of durations and of gauges of the fleet: their values and bounds."""
 
+import time
+
 from prometheus_client.metrics_core import Metric
 
 from moorage.core.state.facts import Refusal
@@ -45,6 +47,25 @@ def answer_consultation(
     measured.observe_consultation(consult(policy, number))
     failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
     measured.observe_decision(failed, seconds)
+
+
+def test_a_takeover_is_counted_with_its_seconds() -> None:
+    measured = DurationMetrics(lambda _: None)
+    assert sample(list(measured.metrics()), "moorage_takeover_seconds_count") == 0
+    measured.observe_takeover(3.5)
+    found = list(measured.metrics())
+    assert sample(found, "moorage_takeover_seconds_bucket", le="2.5") == 0
+    assert sample(found, "moorage_takeover_seconds_bucket", le="5.0") == 1
+    assert sample(found, "moorage_takeover_seconds_sum") == 3.5
+
+
+def test_the_entrance_has_no_values_for_parts_that_are_not_configured() -> None:
+    without = list(gauges.entrance_metrics({"http": 2}, None, None))
+    assert sample(without, "moorage_failed_logins_total", door="http") == 2
+    assert [len(metric.samples) for metric in without[1:]] == [0, 0]
+    found = list(gauges.entrance_metrics({}, time.time() + 60, failing=True))
+    assert 50 < sample(found, "moorage_certificate_expires_seconds") <= 60
+    assert sample(found, "moorage_oidc_keys_up") == 0
 
 
 def test_durations_are_counted_up_to_each_bound_of_the_histogram() -> None:

@@ -37,6 +37,8 @@ BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
 """Maximum failed logins per minute and address that get an entry; others are only counted."""
+LOGIN_DOORS: Final = ("websocket", "http", "console")
+"""Where logins fail."""
 SURPLUS_MAX: Final = 10_000
 """Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0
@@ -83,6 +85,8 @@ class AuditLog:
         """While this is set, the thread writes queued entries at once."""
         self._closing = threading.Event()
         self._waiters: list[asyncio.Future[None]] = []
+        self.failed_logins: Counter[str] = Counter(dict.fromkeys(LOGIN_DOORS, 0))
+        """Number of failed logins by port; see `LOGIN_DOORS`."""
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self.surplus: Counter[str] = Counter()
@@ -178,9 +182,10 @@ class AuditLog:
 
         Args:
             remote: Address of the caller, without its port.
-            door: The port of the failed login: `websocket`, `http` or `console`.
+            door: The port of the failed login; one of `LOGIN_DOORS`.
             why: What is wrong with the token.
         """
+        self.failed_logins[door] += 1
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:
             for address, count in self._failures.items():

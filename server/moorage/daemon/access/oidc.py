@@ -71,6 +71,11 @@ class OidcTokens:
         self._ends: set[int] = set()
         """Expiry times of accepted tokens, in seconds."""
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last fetch of the issuer's keys failed."""
+        return self._keys.failing
+
     def caller(self, bearer: str) -> Caller | None:
         """Return the caller of a token; None if it is not valid, or its key is not known."""
         self._forget_withdrawn()

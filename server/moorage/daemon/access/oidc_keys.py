@@ -68,6 +68,7 @@ class IssuerKeys:
         by_id: The keys, as last fetched.
         changes: How many times the keys have changed.
         discovered: The issuer's discovery document.
+        failing: Whether the last fetch failed.
     """
 
     def __init__(self, issuer: str) -> None:
@@ -83,7 +84,7 @@ class IssuerKeys:
         self._vain_until = -math.inf
         self._lacked = set[int]()
         """Hashes of the keys that the last fetch in vain was to find."""
-        self._failing = False
+        self.failing = False
 
     async def follow(self) -> None:
         """Fetch the keys now and repeatedly, until cancelled."""
@@ -158,11 +159,11 @@ class IssuerKeys:
         try:
             rows = await self.fetch()
         except KeysUnavailableError as error:
-            if not self._failing:  # One log line per fault, however long it lasts.
+            if not self.failing:  # One log line per fault, however long it lasts.
                 log.error("oidc_keys_failed", issuer=self._issuer, reason=str(error))  # noqa: TRY400  # It has no more to say.
-            self._failing = True
+            self.failing = True
             return False
-        self._failing = False
+        self.failing = False
         if rows != self._fetched:
             self._fetched, self.by_id = rows, _readable(rows)
             self.changes += 1

@@ -32,6 +32,10 @@ log = structlog.get_logger("moored")
 class IssuerTokens(Protocol):
     """Verifies an issuer's tokens. `oidc.OidcTokens` implements it, and needs the extra `oidc`."""
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last fetch of the issuer's keys failed."""
+
     def caller(self, bearer: str) -> Caller | None:
         """Return the caller of a token; None if it is not valid, or its key is not known."""
 

@@ -62,6 +62,27 @@ class AskedShapes:
         usual = ((demand, 0) for demand in USUAL if demand not in known)
         return [*most, *usual][:SHAPES_MAX]
 
+    def sizes(self) -> list[Demand]:
+        """Return the GPUs of the most frequent requests of all tenants, without other constraints.
+
+        The list is filled up with the usual shapes. There are far fewer sizes than shapes, so time
+        series by size last.
+        """
+        counts: dict[tuple[int, int, int], int] = {}
+        for (_, demand), count in self._counts.items():
+            if demand.gpus:
+                size = demand.gpus, demand.gpu_milli, demand.nodes
+                counts[size] = counts.get(size, 0) + count
+        most = sorted(counts, key=counts.__getitem__, reverse=True)[:SHAPES_MAX]
+        sizes = [Demand(gpus=gpus, gpu_milli=milli, nodes=nodes) for gpus, milli, nodes in most]
+        return [*sizes, *(each for each in USUAL if each not in sizes)][:SHAPES_MAX]
+
+
+def size_name(demand: Demand) -> str:
+    """Return the size of a demand as metrics name it: `2x500m`, or `4x8x1000m` on four nodes."""
+    nodes = f"{demand.nodes}x" if demand.nodes > 1 else ""
+    return f"{nodes}{demand.gpus}x{demand.gpu_milli}m"
+
 
 class ShapeCounts:
     """Counts how often one shape fits on all nodes.
@@ -96,6 +117,10 @@ class ShapeCounts:
             self._sent = self._totals()
         self._layout, self._version = fleet.layout, fleet.version
         return self._sent
+
+    def capacity(self) -> int:
+        """Return how often the demand would fit if all open nodes were free; call `row` first."""
+        return self._gangs(self._empty[self._classes])
 
     def _totals(self) -> JsonObject:
         demand, fleet = self._demand, self._fleet

@@ -31,6 +31,7 @@ _WAITS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
     *(900.0, 3600.0, 14400.0, 86400.0),
 )
+_TAKEOVERS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 
@@ -94,7 +95,7 @@ class _Series:
 
 
 class DurationMetrics:
-    """Measures waiting, evaluation, verification, commits and starts of workloads.
+    """Measures waiting, evaluation, verification, commits, starts of workloads, and takeovers.
 
     Args:
         lease: Finds a lease that holds resources, or was one of the last to end.
@@ -122,6 +123,11 @@ class DurationMetrics:
             "Time from a grant to the start of its workload",
             _LONG,
             "backend",
+        )
+        self._takeover = _Histogram(
+            "moorage_takeover_seconds",
+            "Time from when a standby saw that no server led, until it answered as the leader",
+            _TAKEOVERS,
         )
         self._consulted: dict[RequestId, tuple[str, float]] = {}
         """Policy and start time of each request's consultation under way."""
@@ -169,6 +175,10 @@ class DurationMetrics:
         """Measure how long one group of facts took to become durable."""
         self._commit.observe("", seconds)
 
+    def observe_takeover(self, seconds: float) -> None:
+        """Measure how long this server took to replace the last leader."""
+        self._takeover.observe("", seconds)
+
     def _note_start(self, started: Started) -> None:
         lease = self._lease(started.lease)
         if lease is not None and lease.provision is not None:
@@ -183,6 +193,7 @@ class DurationMetrics:
             self._verification,
             self._commit,
             self._start,
+            self._takeover,
         ):
             yield each.metric()
 

@@ -1,7 +1,8 @@
 """Gauges of `/metrics` whose values are read from other packages."""
 
 import platform
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Final
 
@@ -84,6 +85,36 @@ def audit_counters(audit: AuditLog) -> Iterable[Metric]:
     refused = "Requests refused because of a tenant's limit, by setting"
     counts = ((setting, float(audit.surplus[setting])) for setting in LIMITS)
     yield counters("moorage_rate_refusals_total", refused, "setting", counts)
+
+
+def entrance_metrics(
+    failed: Mapping[str, int], expires_at: float | None, failing: bool | None
+) -> Iterable[Metric]:
+    """Yield the metrics of logins and certificates.
+
+    Args:
+        failed: Number of failed logins, by port.
+        expires_at: When the certificate expires, in seconds since the epoch; None: there is no TLS.
+        failing: Whether the issuer's keys cannot be fetched; None: there is no issuer.
+    """
+    counts = ((door, float(count)) for door, count in failed.items())
+    yield counters(
+        "moorage_failed_logins_total", "Failed logins (wrong or no token), by port", "door", counts
+    )
+    left = [] if expires_at is None else [((), expires_at - time.time())]
+    yield gauges_of(
+        "moorage_certificate_expires_seconds",
+        "Seconds until the server's certificate expires; no value without TLS",
+        (),
+        left,
+    )
+    up = [] if failing is None else [((), float(not failing))]
+    yield gauges_of(
+        "moorage_oidc_keys_up",
+        "1 if the issuer's keys could be fetched last time; no value without an issuer",
+        (),
+        up,
+    )
 
 
 def build_gauges() -> Iterable[Metric]:
