@@ -9,13 +9,17 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from moorage.commands import access_examination
 from moorage.commands.access_examination import examine_access
 from moorage.commands.examination import examine_ports
 from moorage.commands.folder_examination import examine_folder, examine_modes
+from moorage.commands.program import app
 from moorage.config.settings import Config
 from moorage.core.state.facts import Ended, Granted
 from moorage.daemon.door_record import DoorRecord, find_network, write_doors
@@ -23,7 +27,8 @@ from moorage.ledger.base import LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.records.findings import DoctorFinding
-from moorage.storage.base import RecordRow, StorageError
+from moorage.storage.base import RecordRow, RecordTable, StorageError
+from moorage.storage.postgres.connection import connect
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.files import check_pages_in_time, connect_to_look
 from moorage.storage.sqlite.records import SqliteRecords
@@ -68,9 +73,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asyncio.run(fill())
     records = SqliteRecords(data / "catalog.db")
     records.open()
+
+    def put(table: RecordTable, number: int) -> None:
+        table.put("cluster", RecordRow(f"c-{number}", b"{}", b"", 0))
+
     for number in range(10):
-        row = RecordRow(f"c-{number}", b"{}", b"", 0)
-        records.transact(lambda table, row=row: table.put("cluster", row), durable=True)
+        records.transact(partial(put, number=number), durable=True)
     records.close()
     write_secret(data / "lease_secret", b"x" * 32)
     (data / "audit").mkdir()
@@ -239,3 +247,35 @@ def test_doctor_says_that_a_server_still_has_the_old_certificate(
             assert look("old") == {("ok", False)}
         finally:
             forget()
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("words", ["token list", "token revoke ann", "audit", "audit verify"])
+def test_a_folder_without_a_server_has_no_tokens_and_no_audit_log(
+    tmp_path: Path, words: str, *, made: bool
+) -> None:
+    folder = tmp_path / "none"
+    if made:
+        folder.mkdir()
+    done = CliRunner().invoke(app, [*words.split(), "--data", str(folder)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{folder} is not a data folder of a server" in done.stderr
+    assert not list(tmp_path.glob("none/*"))
+
+
+def test_a_folder_of_a_server_may_have_no_tokens_and_no_audit_log(data: Path) -> None:
+    for words in ("token list", "audit", "audit verify"):
+        done = CliRunner().invoke(app, [*words.split(), "--data", str(data)])
+        assert done.exit_code == 0, done.stderr
+
+
+def test_sentences_of_doctor_end_with_one_mark(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the database cannot be reached, so it lets nobody in.")
+
+    monkeypatch.setattr(access_examination, "read_end", fail)
+    found = {each.name: each for each in examine_access(Config.load({"data_dir": data}, {}))}
+    assert "lets nobody in; see" in found["audit log"].detail
+    with pytest.raises(StorageError) as failed:
+        connect("postgresql://127.0.0.1:1/moorage", "doctor")
+    assert "accepting TCP/IP connections. Check" in str(failed.value)

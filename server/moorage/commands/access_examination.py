@@ -25,7 +25,9 @@ from moorage.storage.sqlite.facts import read_marks
 SOON_SECONDS: Final = 14 * 86_400.0
 """Doctor reports a certificate or token that expires within this many seconds."""
 NOW_SECONDS: Final = 86_400.0
-"""A certificate that expires within this many seconds counts as broken."""
+"""A certificate that expires within this many seconds counts as broken, unless it was made to
+live only so long: such a one is renewed while it has more than a quarter of its life."""
+_LAST_PART: Final = 4
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
 _EMPTIED: Final = (
@@ -72,7 +74,8 @@ def _tls(config: Config) -> list[DoctorFinding]:
         return []
     try:
         tls = ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
-        ends = ssl.cert_time_to_seconds(_peer(tls, config.tls_cert)["notAfter"])
+        shown = _peer(tls, config.tls_cert)
+        begins, ends = (ssl.cert_time_to_seconds(shown[each]) for each in ("notBefore", "notAfter"))
     except (OSError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
         advice = "correct tls_cert, tls_key or tls_client_ca, or replace that file"
@@ -80,7 +83,8 @@ def _tls(config: Config) -> list[DoctorFinding]:
     left = ends - time.time()
     if left < SOON_SECONDS:
         advice = f"{config.tls_cert} expires {_in(left)}: replace it and its key"
-        return [DoctorFinding("tls", "broken" if left < NOW_SECONDS else "warning", advice)]
+        late = left < min(NOW_SECONDS, (ends - begins) / _LAST_PART)
+        return [DoctorFinding("tls", "broken" if late else "warning", advice)]
     return [DoctorFinding("tls", "ok", f"{config.tls_cert} expires {_in(left)}")]
 
 
