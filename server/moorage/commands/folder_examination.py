@@ -60,7 +60,7 @@ def _find_fault(look: Callable[[], None], looks: int) -> str:
         except (StorageError, LedgerError, OSError) as error:
             if not left:
                 return str(error)
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)  # No event tells when the server has written.
         else:
             return ""
     return ""
