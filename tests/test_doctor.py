@@ -149,7 +149,7 @@ def test_the_check_of_pages_ends_in_time(data: Path) -> None:
 
         def execute(self, *_: object) -> sqlite3.Cursor:
             return super().execute(
-                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n) SELECT max(i) FROM n"
             )
 
     with contextlib.closing(sqlite3.connect(data / "ledger.db", factory=Endless)) as connection:
