@@ -297,7 +297,7 @@ def about(name: str, report: dict) -> tuple[str, str]:
 
 def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     signer = certificate("an authority")
-    for name, days in (("old", -1), ("new", 100), ("soon", 3)):
+    for name, days in (("old", -1), ("new", 100), ("soon", 3), ("today", 0.5)):
         for ending, text in zip(
             ("pem", "key"), pem_of(*certificate(name, signer, days)), strict=True
         ):
@@ -312,12 +312,13 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
         words = ("--role", "client", "--tenant", "ann", "--expires", expires)
         assert invoke("token", "create", name, *words, *data).returncode == 0
     away = {"MOORAGE_OIDC_ISSUER": "http://127.0.0.1:1", "MOORAGE_OIDC_AUDIENCE": "moorage"}
-    report = doctor(*data, **tls("new", "new"), **away)
+    report = doctor(*data, expect=1, **tls("new", "new"), **away)
     assert about("tls", report)[0] == "ok"
     assert "short in 1 days" in about("tokens", report)[1]
     assert "long" not in about("tokens", report)[1]
     state, detail = about("issuer", report)
-    assert (state, "none of its tokens can be verified" in detail) == ("missing", True)
+    assert (state, "none of its tokens can be verified" in detail) == ("broken", True)
+    assert about("tokens", report)[0] == "warning"
     assert about("audit log", report) == (
         "ok",
         "the last entry is 2; `moored audit verify` checks all of them",
@@ -335,7 +336,9 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     report = doctor(expect=1, **tls("old", "old"))
     assert "expired" in about("tls", report)[1]
     state, detail = about("tls", doctor(**tls("soon", "soon")))
-    assert (state, "in 2 days: replace it" in detail) == ("missing", True)
+    assert (state, "in 2 days: replace it" in detail) == ("warning", True)
+    state, detail = about("tls", doctor(expect=1, **tls("today", "today")))
+    assert (state, "within a day: replace it" in detail) == ("broken", True)
 
 
 def test_doctor_names_the_setting_to_change(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Tests of the files for operators: the Makefile, the systemd unit, and the image."""
 
 import configparser
+import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -170,3 +173,92 @@ def test_the_image_checks_the_health_at_the_set_port_and_keeps_its_data(root: Pa
 def test_the_changelog_names_the_version(root: Path) -> None:
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     assert version in (root / "CHANGELOG.md").read_text()
+
+
+def wrapper_at(root: Path, place: Path, **values: str) -> Path:
+    """Copy the wrapper of the systemd unit to a folder, with other values of its variables."""
+    text = (root / "deploy" / "systemd" / "moored").read_text()
+    for name, value in values.items():
+        text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+        assert count == 1, name
+    wrapper = place / "moored"
+    wrapper.write_text(text)
+    wrapper.chmod(0o755)
+    (place / "moorage").symlink_to("moored")
+    return wrapper
+
+
+def test_the_wrapper_uses_folder_settings_and_user_of_the_systemd_unit(root: Path) -> None:
+    folder = root / "deploy" / "systemd"
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str
+    unit.read(folder / "moored.service")
+    service, text = unit["Service"], (folder / "moored").read_text()
+    chosen = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    assert chosen["user"] == service["User"]
+    assert f"-{chosen['settings']}" == service["EnvironmentFile"]
+    assert f"{chosen['programs']}/moored" == service["ExecStart"].split()[0]
+    name, data = service["Environment"].replace("%S", "/var/lib").split("=")
+    assert f" {name}={data}\n" in text
+    home = re.search(r"--home-dir (\S+)", (folder / "moored.service").read_text())
+    assert home is not None
+    assert chosen["home"] == home[1]
+    (installed,) = re.findall(r"^# Install:  (.*)$", text, re.MULTILINE)
+    assert installed in (root / "docs" / "how-to" / "install.md").read_text()
+
+
+def test_the_wrapper_passes_arguments_and_the_settings_of_the_unit(
+    root: Path, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("moored", "moorage"):
+        show = 'printf "%s\\n" "${0##*/}" "$MOORAGE_DATA_DIR|$MOORAGE_TOKENS|$PGPASSWORD" "$@"'
+        (programs / name).write_text(f"#!/bin/sh\n{show}\n")
+        (programs / name).chmod(0o755)
+    settings = tmp_path / "moored.env"
+    settings.write_text(
+        "# MOORAGE_TOKENS=old:old\n\n MOORAGE_TOKENS=ann:$HOME`id` two  \n; x=y\n"
+        "PGPASSWORD=\"it's = \"\nMOORAGE_DATA_DIR='/srv/of ours'"
+    )
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    given = {"programs": str(programs), "settings": str(settings), "user": me}
+    wrapper = wrapper_at(root, tmp_path, **given)
+    words = ["audit", "--who", "two words", "", "*", "$HOME"]
+
+    def lines(program: Path) -> list[str]:
+        environment = {"PATH": os.environ["PATH"], "MOORAGE_DATA_DIR": "x", "PGPASSWORD": "x"}
+        command, environment = [program, *words], environment | {"MOORAGE_TOKENS": ""}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+    expected = "/srv/of ours|ann:$HOME`id` two|it's = "
+    assert lines(wrapper) == ["moored", expected, *words]
+    assert lines(tmp_path / "moorage") == ["moored", expected, *words]
+    words[0] = "leases"
+    assert lines(tmp_path / "moorage") == ["moorage", "x||x", *words]
+    settings.unlink()
+    assert lines(wrapper)[1] == "/var/lib/moorage||x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_wrapper_runs_as_the_user_of_the_unit(root: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        settings = place / "moored.env"
+        settings.write_text("MOORAGE_TOKENS=ann:sesame12\n")
+        settings.chmod(0o600)
+        (place / "bin").mkdir()
+        program = place / "bin" / "moored"
+        program.write_text('#!/bin/sh\nid -un; printf "%s\\n" "$MOORAGE_TOKENS" "$@"\n')
+        program.chmod(0o755)
+        another = pwd.getpwuid(65534).pw_name
+        given = {"programs": str(program.parent), "settings": str(settings), "user": another}
+        command = [str(wrapper_at(root, place, **given)), "token", "create", "two words"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [another, "ann:sesame12", *command[1:]]
+        command = ["setpriv", "--reuid=65534", "--clear-groups", *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, f"only root can read {settings}" in done.stderr) == (2, True)

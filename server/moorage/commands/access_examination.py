@@ -19,11 +19,21 @@ from moorage.extras import install_command
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
+from moorage.storage.sqlite import LEDGER_FILE
+from moorage.storage.sqlite.facts import read_marks
 
 SOON_SECONDS: Final = 14 * 86_400.0
 """Doctor reports a certificate or token that expires within this many seconds."""
+NOW_SECONDS: Final = 86_400.0
+"""A certificate that expires within this many seconds counts as broken, unless it was made to
+live only so long: such a one is renewed while it has more than a quarter of its life."""
+_LAST_PART: Final = 4
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
+_EMPTIED: Final = (
+    "no entry, although the ledger has facts; unless the log was off, or the folder was restored "
+    "from a backup, the log was removed: put it back"
+)
 _MIB: Final = 1 << 20
 _FILES_SHOWN: Final = 5
 _ROUNDS: Final = 4
@@ -42,12 +52,19 @@ def examine_access(config: Config) -> list[DoctorFinding]:
     ]
 
 
-def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:
-    """Return whether a server at a port shows the certificate of these settings."""
+def shown_certificate(host: str, port: int, seconds_max: float) -> str:
+    """Return the certificate that a server at a port shows, as PEM; empty: it shows none."""
+    try:
+        return ssl.get_server_certificate((host, port), timeout=seconds_max).strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def is_certificate_of(config: Config, shown: str) -> bool:
+    """Return whether a certificate that a server shows is that of these settings."""
     assert config.tls_cert is not None
     try:
-        shown = ssl.get_server_certificate((host, port), timeout=seconds_max)
-        return shown.strip() in config.tls_cert.read_text()
+        return bool(shown) and shown in config.tls_cert.read_text()
     except (OSError, ValueError):
         return False
 
@@ -57,7 +74,8 @@ def _tls(config: Config) -> list[DoctorFinding]:
         return []
     try:
         tls = ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
-        ends = ssl.cert_time_to_seconds(_peer(tls, config.tls_cert)["notAfter"])
+        shown = _peer(tls, config.tls_cert)
+        begins, ends = (ssl.cert_time_to_seconds(shown[each]) for each in ("notBefore", "notAfter"))
     except (OSError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
         advice = "correct tls_cert, tls_key or tls_client_ca, or replace that file"
@@ -65,7 +83,8 @@ def _tls(config: Config) -> list[DoctorFinding]:
     left = ends - time.time()
     if left < SOON_SECONDS:
         advice = f"{config.tls_cert} expires {_in(left)}: replace it and its key"
-        return [DoctorFinding("tls", "missing", advice)]
+        late = left < min(NOW_SECONDS, (ends - begins) / _LAST_PART)
+        return [DoctorFinding("tls", "broken" if late else "warning", advice)]
     return [DoctorFinding("tls", "ok", f"{config.tls_cert} expires {_in(left)}")]
 
 
@@ -114,7 +133,7 @@ def _tokens(config: Config) -> DoctorFinding:
         return DoctorFinding("tokens", "ok", "none: every local program has the role admin")
     counted = f"{len(valid)} of {len(named)} named ones are valid, {len(config.tokens)} in settings"
     if soon:
-        return DoctorFinding("tokens", "missing", f"{counted}; these expire: {', '.join(soon)}")
+        return DoctorFinding("tokens", "warning", f"{counted}; these expire: {', '.join(soon)}")
     return DoctorFinding("tokens", "ok", counted)
 
 
@@ -130,7 +149,7 @@ def _issuer(config: Config) -> list[DoctorFinding]:
     try:
         found = asyncio.run(keys.fetch())
     except oidc_keys.KeysUnavailableError as error:
-        return [DoctorFinding("issuer", "missing", f"none of its tokens can be verified: {error}")]
+        return [DoctorFinding("issuer", "broken", f"none of its tokens can be verified: {error}")]
     return [DoctorFinding("issuer", "ok", f"{config.oidc_issuer} has {len(found)} keys")]
 
 
@@ -145,9 +164,19 @@ def _audit_log(config: Config) -> DoctorFinding:
             with contextlib.closing(rows):
                 number = rows.end().number
     except (OSError, ValueError, StorageError) as error:
-        return DoctorFinding("audit log", "broken", f"{error}; see `moored audit verify`")
+        reason = str(error).rstrip(".")
+        return DoctorFinding("audit log", "broken", f"{reason}; see `moored audit verify`")
+    if rows is None and not number and _has_facts(config.data_dir):
+        return DoctorFinding("audit log", "warning", f"{config.data_dir / FOLDER}: {_EMPTIED}")
     last = f"the last entry is {number}" if number else "no entry yet"
     return DoctorFinding("audit log", "ok", f"{last}; `moored audit verify` checks all of them")
+
+
+def _has_facts(folder: Path) -> bool:
+    try:
+        return read_marks(folder / LEDGER_FILE)[0].first > 0
+    except OSError:  # The finding about the ledger says so.
+        return False
 
 
 def _disk(config: Config) -> DoctorFinding:

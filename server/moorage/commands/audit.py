@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from moorage.commands.errors import fail_on, load_config, refuse_option
+from moorage.commands.errors import fail_on, load_config, refuse_no_server, refuse_option
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
 from moorage.records.json_values import JsonObject, JsonValue
@@ -101,6 +101,7 @@ def audit_verify(
 def _rows(settings: Config) -> Iterator[AuditRows | None]:
     """Yield the log's lines from the database; None if the log is in files of the data folder."""
     rows = open_storage(settings.storage, settings.data_dir).audit()
+    refuse_no_server(settings)
     try:
         yield rows
     finally:

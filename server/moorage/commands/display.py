@@ -19,7 +19,12 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 _UNBOUNDED = 10_000
 """Terminal width that no table exceeds."""
-_MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
+_MARKS = {
+    "ok": "[green]ok[/]",
+    "missing": "[yellow]missing[/]",
+    "warning": "[bold yellow]warning[/]",
+    "broken": "[red]broken[/]",
+}
 
 
 def _console() -> Console:

@@ -14,9 +14,17 @@ import typer
 
 from moorage.config.settings import Config, ConfigError
 from moorage.launch import reason_of
-from moorage.storage.sqlite import CATALOG_FILE
+from moorage.storage.sqlite import (
+    AGENTS_FILE,
+    AUDIT_FOLDER,
+    CATALOG_FILE,
+    LEDGER_FILE,
+    SECRET_FILE,
+    TOKENS_FILE,
+)
 
 EXIT_USAGE = 2
+_SERVER_FILES = (LEDGER_FILE, CATALOG_FILE, TOKENS_FILE, AGENTS_FILE, SECRET_FILE, AUDIT_FOLDER)
 
 
 def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
@@ -50,6 +58,16 @@ def fail_on(*kinds: type[Exception]) -> Iterator[None]:
 def refuse_option(option: str, expected: str) -> NoReturn:
     """End the command with a message about a wrong option."""
     fail(f"{option}: expected {expected}", EXIT_USAGE)
+
+
+def refuse_no_server(settings: Config) -> None:
+    """End the command if the data folder has no file of a server, and the data is in no database.
+
+    An answer about such a folder would be about the wrong folder.
+    """
+    if settings.storage or any((settings.data_dir / each).exists() for each in _SERVER_FILES):
+        return
+    fail(f"{settings.data_dir} is not a data folder of a server: name it with --data", EXIT_USAGE)
 
 
 def refuse_root(folder: Path) -> None:

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from moorage.backends.registry import Examination, kinds
-from moorage.commands.access_examination import examine_access, serves_certificate
+from moorage.commands.access_examination import (
+    examine_access,
+    is_certificate_of,
+    shown_certificate,
+)
+from moorage.commands.folder_examination import examine_folder, examine_modes
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.daemon.door_record import DoorRecord, read_doors
@@ -50,29 +55,47 @@ _OTHER_SETTINGS: Final = "restart it with these settings, or run this command wi
 _SILENT: Final = (
     "run this command with the server's settings of ports and TLS; if they agree, read its log"
 )
+_READS_AGAIN: Final = (
+    "it reads a changed file within seconds; if this stays, its log says what is wrong with the "
+    "file (tls_cert, tls_key)"
+)
 _RUNS: Final = ": a healthy server runs there already"
 _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not bound.
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # As `_EVERY`.
 
 
-def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; append `advice` to findings about the data folder. Raises nothing."""
-    own = read_doors(config.data_dir)
-    ports = [_Port(config, advice, own, kind).examine() for kind in _SETTINGS]
+def examine(config: Config, advice: str = "", file: Path | None = None) -> list[DoctorFinding]:
+    """Check all parts. Raises nothing.
+
+    Args:
+        config: The settings.
+        advice: Text to append to findings about the data folder.
+        file: The TOML file of the settings.
+    """
+    runs = read_doors(config.data_dir) is not None
+    ports = examine_ports(config, advice)
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
-        *_storage(config, advice),
+        *_storage(config, advice, runs=runs),
         *examine_access(config),
+        *examine_modes(config, file),
         *ports,
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
     for kind in kinds().values():
         wanted = kind.name in config.backends
-        own = config.settings_of(kind)
-        findings += kind.examine(Examination(config.data_dir, wanted, advice, own))
+        chosen = config.settings_of(kind)
+        findings += kind.examine(Examination(config.data_dir, wanted, advice, chosen))
     return findings
+
+
+def examine_ports(config: Config, advice: str = "") -> list[DoctorFinding]:
+    """Return the findings about both ports; append `advice` where another folder may be meant."""
+    own = read_doors(config.data_dir)
+    return [_Port(config, advice, own, kind).examine() for kind in _SETTINGS]
 
 
 class _NoServices:
@@ -116,11 +139,15 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
     ]
 
 
-def _storage(config: Config, advice: str) -> list[DoctorFinding]:
-    """Return the findings about the storage."""
+def _storage(config: Config, advice: str, *, runs: bool) -> list[DoctorFinding]:
+    """Return the findings about the storage; `runs`: whether a server uses the data folder."""
     if not config.storage:
-        found = asyncio.run(_ledger(config.data_dir))
-        return [dataclasses.replace(found, detail=found.detail + advice)]
+        folder = config.data_dir
+        found = [asyncio.run(_ledger(folder))]
+        if found[0].state == "ok":
+            found = examine_folder(folder, found[0], runs=runs)
+        said = found[0].detail.rstrip(".") if advice else found[0].detail
+        return [dataclasses.replace(found[0], detail=said + advice), *found[1:]]
     try:
         need_postgres()
     except StorageError as error:
@@ -204,12 +231,33 @@ class _Port:
     def _examine_own_server(self, own: DoorRecord) -> DoctorFinding:
         """Return the finding about a port at which the server of the data folder listens."""
         host, port = own.http if self._kind == "http" else own.websocket
+        if self._port == port and (stale := self._find_other_certificate(host)):
+            return stale
         if self._port != port or not self._answers(OWN_ANSWER_SECONDS_MAX):
             silent = f"{self._describe_server(own)} there, but does not answer as {self._kind} port"
             return self._make_finding("broken", f": {silent}: {_SILENT}")
         if self._host in _EVERY and host not in _EVERY:
             return self._report_other_ports(own)
         return self._make_finding("ok", _RUNS)
+
+    def _find_other_certificate(self, host: str) -> DoctorFinding | None:
+        """Return a finding if the data folder's server shows another certificate than the file.
+
+        Args:
+            host: The host at which that server listens; another program may have the port at
+                another host.
+        """
+        if self._config.tls_cert is None or not (self._host == host or host in _EVERY):
+            return None
+        shown = shown_certificate(self._find_here(), self._port, OWN_ANSWER_SECONDS_MAX)
+        if not shown or is_certificate_of(self._config, shown):
+            return None
+        other = f"the server there still has another certificate than {self._config.tls_cert}"
+        return self._make_finding("warning", f": {other}: {_READS_AGAIN}")
+
+    def _find_here(self) -> str:
+        """Return the host at which this machine reaches the port."""
+        return str(_LOOPBACK.get(self._host, self._host))
 
     def _report_other_ports(self, own: DoorRecord) -> DoctorFinding:
         # The flags of `serve` may set other ports; this command has no such flags.
@@ -229,10 +277,9 @@ class _Port:
 
         With TLS, the two ports of a server look the same.
         """
-        config, port = self._config, self._port
-        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104  # Nothing is bound.
+        config, port, here = self._config, self._port, self._find_here()
         if config.tls_cert is not None:
-            return serves_certificate(config, here, port, seconds_max)
+            return is_certificate_of(config, shown_certificate(here, port, seconds_max))
         connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
         try:
             connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.commands.errors import fail_on, load_local_config, refuse_option, refuse_root
+from moorage.commands.errors import (
+    fail_on,
+    load_local_config,
+    refuse_no_server,
+    refuse_option,
+    refuse_root,
+)
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
@@ -58,7 +64,7 @@ def token_create(
 
     with fail_on(OSError):
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _open_store(settings) as store:
+    with _open_store(settings, makes=True) as store:
         made = store.create(name, role, tenant, now, expires_at)
         row = {"role": role, "tenant": tenant, "expires_at": expires_at}
         note(settings, "token.created", {"token": name}, row)
@@ -126,13 +132,20 @@ def token_revoke(
 
 
 @contextlib.contextmanager
-def _open_store(settings: Config) -> "Iterator[TokenStore]":
-    """Open the store of tokens; end the command with a message about its fault."""
+def _open_store(settings: Config, *, makes: bool = False) -> "Iterator[TokenStore]":
+    """Open the store of tokens; end the command with a message about its fault.
+
+    Args:
+        settings: The settings.
+        makes: Whether the folder may be new.
+    """
     from moorage.daemon.access.token_store import TokenStore, TokenStoreError  # noqa: PLC0415  # As in serve.
 
     with fail_on(TokenStoreError, StorageError, OSError):
         refuse_root(settings.data_dir)
         rows = open_storage(settings.storage, settings.data_dir).tokens()
+        if not makes:
+            refuse_no_server(settings)
         with contextlib.closing(TokenStore(rows)) as store:
             yield store
 

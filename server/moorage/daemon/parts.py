@@ -86,7 +86,7 @@ from moorage.records.rights import SERVER_ITSELF
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
-from moorage.storage.base import RecordStore, Storage
+from moorage.storage.base import RecordStore, Storage, lost_records
 from moorage.web.services import Console, SignInFlow, WebServices
 
 L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
@@ -230,9 +230,7 @@ async def open_stores(
     if recovery.last_seq and not storage.has_records():
         log.error(
             "damage_found",
-            finding=f"{records.place} is missing beside the ledger: this server's clusters, "
-            "policies, aliases and executors are lost; stop the server and restore the file from a "
-            "backup, or register and publish them again",
+            finding=lost_records(records.place),
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)

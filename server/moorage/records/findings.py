@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-DoctorState = Literal["ok", "missing", "broken"]
-"""`missing`: `moored serve` can do without it."""
+DoctorState = Literal["ok", "missing", "warning", "broken"]
+"""`missing`: `moored serve` can do without it. `warning`: it needs attention soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,15 @@ class Checkpoint(NamedTuple):
         return cls(number, seq, parts, zlib.crc32(f"{number} {seq} {parts}".encode(), checksum))
 
 
+def lost_records(place: str) -> str:
+    """Return the text for a catalog that is missing beside a ledger with facts."""
+    return (
+        f"{place} is missing beside the ledger: this server's clusters, policies, aliases and "
+        "executors are lost; stop the server and restore the file from a backup, or register and "
+        "publish them again"
+    )
+
+
 def run(first: int, last: int) -> str:
     """Return the text that messages use for a range of facts."""
     return f"fact {first}" if first == last else f"facts {first} to {last}"

@@ -148,4 +148,4 @@ def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
 
 
 def _words(error: psycopg.Error) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".?") or type(error).__name__

@@ -220,15 +220,42 @@ def read_marks(ledger: Path) -> tuple[Found, Found]:
 
 
 @contextlib.contextmanager
-def looking(ledger: Path) -> Iterator[FactTables]:
+def looking(ledger: Path, *, missing: bool = False) -> Iterator[FactTables]:
     """Read a ledger, which may be in use or damaged, in one transaction; change nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
     """
-    with closing(connect_to_look(ledger)) as connection:
+    with closing(connect_to_look(ledger, missing=missing)) as connection:
         connection.execute("BEGIN")
         yield FactTables(connection)
+
+
+class LookedFacts:
+    """The facts of a ledger's file, which are only read; implements `storage.base.FollowedFacts`.
+
+    Args:
+        path: The file, which may be in use or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def place(self) -> str:
+        return place_of(self._path)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Facts]:
+        with translate_errors(self.place), looking(self._path) as tables:
+            yield tables
+
+    def last_seq(self) -> int:
+        with self.reading() as facts:
+            return facts.last_seq()
+
+    def close(self) -> None:
+        """Do nothing: each reading closes its connection."""
 
 
 def is_ledger(file: Path) -> bool:
@@ -263,6 +290,8 @@ def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
 def look(ledger: Path) -> Found:
     """Return a ledger's mark if the ledger has all facts up to the mark; change nothing.
 
+    A missing file counts as empty, since a start makes an empty one.
+
     Raises:
         StorageCorrupt: Facts are missing, or no mark has the number of facts.
         StorageError: The file is not a ledger of this release.
@@ -270,7 +299,7 @@ def look(ledger: Path) -> Found:
     """
     found = read_mark(mark_path(ledger), LABEL)
     place = place_of(ledger)
-    with looking(ledger) as tables:
+    with looking(ledger, missing=True) as tables:
         new = is_unmade(tables, ledger, found)
         if (found.exists or not new) and not found.known:
             raise StorageCorrupt(

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import struct
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -91,9 +92,16 @@ def connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def connect_to_look(path: Path) -> sqlite3.Connection:
-    """Open a file without changing it or its log, even a damaged one."""
+def connect_to_look(path: Path, *, missing: bool = False) -> sqlite3.Connection:
+    """Open a file without changing it or its log, even a damaged one.
+
+    Args:
+        path: The file.
+        missing: Whether a missing file is read as an empty database, which a start makes of it.
+    """
     _check_files(path)
+    if missing and not path.exists():
+        return sqlite3.connect(":memory:", isolation_level=None)
     address = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
@@ -136,6 +144,30 @@ def check_pages(connection: sqlite3.Connection, findings_max: int) -> Iterator[s
     for (line,) in connection.execute(f"PRAGMA integrity_check({findings_max})"):
         if line != "ok":
             yield str(line)
+
+
+def check_pages_in_time(connection: sqlite3.Connection, seconds_max: float) -> str:
+    """Return SQLite's first finding about a database; empty if there is none, or none in time.
+
+    Args:
+        connection: The database.
+        seconds_max: Seconds after which the check ends, wherever it is.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read the database.
+    """
+    bell = threading.Timer(seconds_max, connection.interrupt)
+    bell.start()
+    try:
+        (line,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as no:
+        if no.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return ""
+    finally:
+        bell.cancel()
+        bell.join()  # It uses the connection, which the caller closes.
+    return "" if line == "ok" else str(line)
 
 
 def owner_only(path: Path) -> None:

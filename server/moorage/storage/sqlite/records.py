@@ -241,13 +241,13 @@ def _make(connection: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def looking(path: Path) -> Iterator[RecordTables]:
+def looking(path: Path, *, missing: bool = False) -> Iterator[RecordTables]:
     """Read a catalog, which may be in use or damaged, as of one moment; change nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
     """
-    with closing(connect_to_look(path)) as connection:
+    with closing(connect_to_look(path, missing=missing)) as connection:
         connection.execute("BEGIN")
         yield RecordTables(connection)
 
@@ -270,13 +270,15 @@ def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
 def look(path: Path) -> Found:
     """Return a catalog's mark if the catalog has all changes up to the mark; change nothing.
 
+    A missing file counts as empty, since a start makes an empty one.
+
     Raises:
         StorageCorrupt: Changes are missing, or no mark has the number of changes.
         StorageError: Another release wrote the catalog.
         sqlite3.Error: The file cannot be read.
     """
     found, place = read_mark(mark_path(path), LABEL), place_of(path)
-    with looking(path) as tables:
+    with looking(path, missing=True) as tables:
         version = tables.refuse_format(place)
         changes = tables.commits() if version else 0
     if (found.exists or version) and not found.known:
