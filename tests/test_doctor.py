@@ -28,7 +28,6 @@ from moorage.ledger.stored import StoredLedger
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import RecordRow, RecordTable, StorageError
-from moorage.storage.postgres.connection import connect
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.files import check_pages_in_time
 from moorage.storage.sqlite.records import SqliteRecords
@@ -282,6 +281,3 @@ def test_sentences_of_doctor_end_with_one_mark(data: Path, monkeypatch: pytest.M
     monkeypatch.setattr(access_examination, "read_end", fail)
     found = {each.name: each for each in examine_access(Config.load({"data_dir": data}, {}))}
     assert "lets this user in; see" in found["audit log"].detail
-    with pytest.raises(StorageError) as failed:
-        connect("postgresql://127.0.0.1:1/moorage", "doctor")
-    assert "accepting TCP/IP connections. Check" in str(failed.value)

@@ -367,3 +367,9 @@ def test_the_doctor_names_missing_rights(postgres, address: str):
     postgres.execute("UPDATE moorage.meta SET value = 99 WHERE name = 'format'", name)
     state, detail = find_faults()["storage: tables"]
     assert (state, "has format 99" in detail) == ("broken", True)
+
+
+def test_the_refusal_without_a_database_ends_each_sentence_with_one_mark():
+    with pytest.raises(StorageError) as failed:
+        connection.connect("postgresql://127.0.0.1:1/moorage", "doctor")
+    assert "accepting TCP/IP connections. Check" in str(failed.value)
