@@ -254,8 +254,17 @@ def test_doctor_says_that_a_server_still_has_the_old_certificate(
             forget()
 
 
-@pytest.mark.parametrize("made", [False, True])
-@pytest.mark.parametrize("words", ["token list", "token revoke ann", "audit", "audit verify"])
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        ("token list", False),
+        ("token revoke ann", False),
+        ("audit", False),
+        ("audit verify", False),
+        ("audit", True),
+        ("audit verify", True),
+    ],
+)
 def test_a_folder_without_a_server_has_no_tokens_and_no_audit_log(
     tmp_path: Path, words: str, *, made: bool
 ) -> None:

@@ -144,7 +144,7 @@ def _open_store(settings: Config, *, makes: bool = False) -> "Iterator[TokenStor
     with fail_on(TokenStoreError, StorageError, OSError):
         refuse_root(settings.data_dir)
         rows = open_storage(settings.storage, settings.data_dir).tokens()
-        if not makes:
+        if not makes and not settings.data_dir.exists():  # A new folder may be without tokens.
             refuse_no_server(settings)
         with contextlib.closing(TokenStore(rows)) as store:
             yield store
