@@ -197,8 +197,9 @@ def until_up(url: str) -> bool:
     deadline = time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
         try:
-            answer = httpx.get(f"{url}/api/v1/query", params={"query": "moorage_leases"}).json()
-            if answer["data"]["result"]:
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": "moorage_leases"})
+            # While it starts, it answers 503 with a text.
+            if answer.is_success and answer.json()["data"]["result"]:
                 return True
         except httpx.TransportError:
             pass  # It has not started yet.
