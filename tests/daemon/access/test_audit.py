@@ -194,13 +194,19 @@ def test_lines_removed_at_the_beginning_of_the_audit_log_are_found(log_folder: P
         files(log_folder).append([entry(6)], 1e9)
 
 
+def fill_beyond_bounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AuditFiles:
+    """Append more entries than the log may have, so that its oldest files are deleted."""
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
+    writer = files(folder, keep_bytes=5000)
+    for number in range(100):
+        writer.append([entry(number)], 0)
+    return writer
+
+
 def test_lines_removed_after_a_deletion_of_old_files_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
-    writer = files(tmp_path, keep_bytes=5000)
-    for number in range(100):
-        writer.append([entry(number)], 0)
+    fill_beyond_bounds(tmp_path, monkeypatch)
     first, _ = verify(tmp_path)
     assert first > 1
     assert is_begin_known(tmp_path)
@@ -296,10 +302,7 @@ def test_a_hash_noted_elsewhere_reveals_a_truncated_or_rewritten_audit_log(
 def test_files_of_the_audit_log_are_bounded_in_size_and_the_oldest_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
-    writer = files(tmp_path, keep_bytes=5000)
-    for number in range(100):
-        writer.append([entry(number)], 0)
+    writer = fill_beyond_bounds(tmp_path, monkeypatch)
     assert sum(path.stat().st_size for path in log_files(tmp_path)) < 7000
     first, end = verify(tmp_path)
     assert first > 1
