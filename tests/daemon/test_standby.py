@@ -39,7 +39,7 @@ class OneElection:
 
 
 class Following:
-    """A follower of which only the time of its last look is asked."""
+    """A follower that only has the time of its last look."""
 
     known_at = 90.0
 

@@ -551,7 +551,7 @@ class AuditRows(Protocol):
     def prune(self, before: float, bytes_max: int) -> None:
         """Delete lines stored before a time, then the oldest while the log exceeds `bytes_max`.
 
-        The last deleted line is kept as `begin`.
+        `begin` then returns the last deleted line.
         """
 
     def begin(self) -> bytes | None:

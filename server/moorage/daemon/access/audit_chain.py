@@ -92,8 +92,9 @@ class ChainCheck:
                 raise ChainError(f"entry {self.first} does not follow the last deleted entry")
         if last < written:
             ends = f"the log ends at entry {last}, although entry {written} was written"
-            kept = max(last, deleted.number) if deleted is not None else last
-            self._findings.append(f"{ends}: {_run(kept + 1, written)} missing")
+            # Lines that the writer deleted are not missing.
+            accounted = max(last, deleted.number) if deleted is not None else last
+            self._findings.append(f"{ends}: {_run(accounted + 1, written)} missing")
         if self._findings:
             rest = f"; entries {self.first} to {last} are unchanged" if last else ""
             raise ChainError("; ".join(self._findings) + rest)

@@ -111,7 +111,7 @@ class IssuerKeys:
     def seek(self, key: tuple[str, str]) -> Awaitable[bool] | None:
         """Look for an unknown key at the issuer; None: the issuer lacked it a moment ago.
 
-        The result of the awaitable: whether the issuer was asked and answered.
+        The result of the awaitable: whether the issuer has answered a request.
 
         Args:
             key: Id and algorithm of the key.

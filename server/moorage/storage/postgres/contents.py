@@ -49,7 +49,7 @@ def reading(address: str) -> Iterator[Contents]:
 def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> bool:
     """Write the contents of another storage into an empty database, in one transaction.
 
-    Until this succeeds, a sign in the database keeps servers from using it.
+    Until this succeeds, no server uses the database, because of a sign in it.
 
     Args:
         address: Address of the database.
