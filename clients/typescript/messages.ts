@@ -627,11 +627,13 @@ export interface NodeVerdict {
   needs?: number;
 }
 
-/** The notice that a lease must give way to the request `by`, before the time `until`. */
+/** A notice that a lease must end for another request. */
 export interface NoticeAnswer {
+  /** The request that needs the lease's place. */
   by: string;
-  /** Seconds since the epoch. */
+  /** When the lease ends, in seconds since the epoch, if that request still waits then. */
   until: number;
+  /** One sentence for a person, with the request and its reason. */
   reason: string;
 }
 

@@ -361,7 +361,7 @@ LeaseState = Literal[
 class Notice(msgspec.Struct, frozen=True, gc=False):
     """A notice that a lease must end for another request.
 
-    Args:
+    Attributes:
         by: The request that needs the lease's place.
         until: When the lease ends, in seconds since the epoch, if that request still waits then.
         reason: One sentence for a person, with the request and its reason.
@@ -528,4 +528,4 @@ def like_dataclasses(*kinds: type[msgspec.Struct]) -> None:
         setattr(kind, "__dataclass_fields__", named)  # noqa: B010  # No type declares it.
 
 
-like_dataclasses(Demand, AntiAffinity, LeaseTerms, Provision, Share, Outcome)
+like_dataclasses(Demand, AntiAffinity, LeaseTerms, Notice, Provision, Share, Outcome)

@@ -17,7 +17,7 @@ from moorage.core.lifecycle.cordons import Cordons
 from moorage.core.lifecycle.dry_runs import DryRuns
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.preemption import Preemption
-from moorage.core.lifecycle.requests import Requests
+from moorage.core.lifecycle.requests import RequestLifecycle
 from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
@@ -101,7 +101,7 @@ class Allocator:
         self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._quotas = Quotas(self._turn, self.requests.queue)
         self._reservations = AdvanceReservations(self._turn, self.feasibility)
-        self._asks = Requests(
+        self._lifecycle = RequestLifecycle(
             self._turn,
             self.feasibility,
             self.requests,
@@ -113,7 +113,9 @@ class Allocator:
         self._preemption = Preemption(
             self._turn, self.feasibility, self._leases, self.requests, exclusions
         )
-        self._waking = Backfill(self.state, self.requests, self._warm, self._asks, self._preemption)
+        self._waking = Backfill(
+            self.state, self.requests, self._warm, self._lifecycle, self._preemption
+        )
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are checked.
@@ -225,15 +227,15 @@ class Allocator:
     def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per event.
         match event:
             case Asked():
-                self._asks.take(event.to, event.ask)
+                self._lifecycle.take(event.to, event.ask)
             case Proposed() | ConsultFailed():
-                self._asks.take_answer(event)
+                self._lifecycle.take_answer(event)
             case ReleaseAsked(to, request, token_digest, tenant):
                 self._leases.release(to, request, token_digest, tenant)
             case RenewAsked(to, request, token_digest, ttl_seconds):
                 self._leases.renew(to, request, token_digest, ttl_seconds)
             case CancelAsked(to, request, tenant):
-                self._asks.cancel(to, request, tenant)
+                self._lifecycle.cancel(to, request, tenant)
             case Inquired():
                 self._answer_inquiry(event)
             case SessionLost(session):
@@ -321,13 +323,13 @@ class Allocator:
             elif request in self.state.reserved.by_id:
                 self._reservations.due(request)
             else:
-                self._asks.end_wait(request)
+                self._lifecycle.end_wait(request)
 
     def _answer_inquiry(self, inquiry: Inquired) -> None:
         known: MutableMapping[str, JsonObject] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:
-            last = self._asks.in_the_way(waiter.ask)  # The stored refusal may be outdated.
+            last = self._lifecycle.in_the_way(waiter.ask)  # The stored refusal may be outdated.
             record = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
             known = ChainMap({waiter.ask.id: {"state": "waiting", **record}}, known)
         queue, now = self.requests.queue, self._turn.now

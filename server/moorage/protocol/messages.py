@@ -267,8 +267,8 @@ class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
 
     def quota(self) -> model.Quota:
         """Return the quota in the form of the core."""
-        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
-        return model.Quota(self.weight, *limits, self.notice_seconds)
+        quota: model.Quota = msgspec.convert(self, model.Quota, from_attributes=True)
+        return quota
 
 
 class _Inquiry(OpMessage, frozen=True, kw_only=True):

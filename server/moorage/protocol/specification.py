@@ -73,7 +73,12 @@ _TYPES: Final = tuple(
         )
     )
 )
-_WIRE_NAMES: Final = {"Lease": "LeaseAnswer", "Share": "ShareObject", "Workload": "WorkloadAnswer"}
+_WIRE_NAMES: Final = {
+    "Lease": "LeaseAnswer",
+    "Notice": "NoticeAnswer",
+    "Share": "ShareObject",
+    "Workload": "WorkloadAnswer",
+}
 _SENT: Final = frozenset(kind.__name__ for kind in MESSAGES.values())
 _DESCRIPTION: Final = """\
 Each JSON text message gets one JSON reply, which carries the `id` of the message. The server

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct, to_builtins
 from msgspec.structs import replace
 
 from moorage import model
-from moorage.model import Share, like_dataclasses
+from moorage.model import Notice, Share, like_dataclasses
 from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
 from moorage.records.json_values import JsonObject
 
@@ -102,14 +102,6 @@ class Workload(Sparse, frozen=True):
     detail: str = ""
 
 
-class NoticeAnswer(Struct, frozen=True):
-    """The notice that a lease must give way to the request `by`, before the time `until`."""
-
-    by: str
-    until: Seconds
-    reason: str
-
-
 class Lease(Sparse, frozen=True):
     """A lease. Only the reply to its owner has its `token`.
 
@@ -147,7 +139,7 @@ class Lease(Sparse, frozen=True):
     reason: str = ""
     retry_at: Seconds = NEVER
     lost_devices: tuple[str, ...] = ()
-    notice: NoticeAnswer | None = None
+    notice: Notice | None = None
     workload: Workload | None = None
     token: str = ""
     ttl_max_seconds: float | None = None
@@ -170,7 +162,6 @@ class Lease(Sparse, frozen=True):
             ttl_max_seconds: How long the lease may last, if a reservation or drain limits it.
             lost: The machine with which the server has no contact, in a sentence.
         """
-        notice = lease.notice
         return cls(
             lease.id,
             lease.state,
@@ -185,7 +176,7 @@ class Lease(Sparse, frozen=True):
             f"{lease.reason}; {lost}" if lease.reason and lost else lease.reason or lost,
             lease.retry_at or NEVER,
             tuple([device.uuid for device in lease.lost]),
-            None if notice is None else NoticeAnswer(notice.by, notice.until, notice.reason),
+            lease.notice,
             None if lease.provision is None else _workload(lease, lease.provision, lost),
             token,
             ttl_max_seconds,
@@ -228,7 +219,7 @@ class ReleasePreview(Struct, frozen=True):
     stop_seconds: float | None
 
 
-like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
+like_dataclasses(NodeName, WorkloadEnd, Workload, Lease)
 
 
 def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Workload:

@@ -177,10 +177,6 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     cpu_milli: f.CpuMilli | None = None
     memory_mib: f.MemoryMib | None = None
 
-    def amounts(self) -> model.Amounts:
-        """Convert these amounts to the form of the core."""
-        return model.Amounts(self.gpu_milli, self.cpu_milli, self.memory_mib)
-
 
 class QuotaChange(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -195,8 +191,8 @@ class QuotaChange(
 
     def quota(self) -> model.Quota:
         """Convert these fields to a quota of the core."""
-        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
-        return model.Quota(self.weight, *limits, self.notice_seconds)
+        quota: model.Quota = convert(self, model.Quota, from_attributes=True)
+        return quota
 
 
 def cluster_ids(names: f.Clusters) -> tuple[model.ClusterId, ...] | None:

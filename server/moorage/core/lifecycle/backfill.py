@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from moorage.core.lifecycle.preemption import Preemption
-from moorage.core.lifecycle.requests import Requests
+from moorage.core.lifecycle.requests import RequestLifecycle
 from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue import alternatives
 from moorage.core.queue.open_requests import OpenRequests, Pending
@@ -33,7 +33,7 @@ class Backfill:
         state: The present state, which is only read.
         requests: The open requests.
         warm: Evicts warm leases.
-        asks: Consults policies, grants and refuses.
+        lifecycle: Consults policies, grants and refuses.
         preemption: Preempts leases.
     """
 
@@ -42,13 +42,13 @@ class Backfill:
         state: State,
         requests: OpenRequests,
         warm: WarmReuse,
-        asks: Requests,
+        lifecycle: RequestLifecycle,
         preemption: Preemption,
     ) -> None:
         self._state = state
         self._requests = requests
         self._warm = warm
-        self._asks = asks
+        self._lifecycle = lifecycle
         self._preemption = preemption
         self._reserved_at = (-1, 0)
         self._led_at = -1
@@ -90,7 +90,7 @@ class Backfill:
                     lines.close()
                     return True
         for ask in queue.take_over_quota():
-            self._asks.make_quota_room(ask)
+            self._lifecycle.make_quota_room(ask)
         return False
 
     def _any_before_head_took_over(self) -> bool:
@@ -126,7 +126,7 @@ class Backfill:
             return False
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
-        own = self._asks.exclusions.find_on_empty(ask).by_others
+        own = self._lifecycle.exclusions.find_on_empty(ask).by_others
         # Nodes in `own` begin a reservation before the head's lease would end.
         moved = bool(own) and not set(own).isdisjoint(queue.reservation)
         if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
@@ -134,7 +134,7 @@ class Backfill:
                 capacity = self._warm.capacity(ask, ())
                 if capacity is None:
                     capacity = self._preemption.capacity(ask)
-                queue.reserve(head, self._asks.nodes_to_reserve(ask, (), capacity))
+                queue.reserve(head, self._lifecycle.nodes_to_reserve(ask, (), capacity))
             else:
                 queue.reserve_later(head, lambda: self._nodes_for(head))
             self._reserved_at = self._state.gains, self._preemption.spared
@@ -143,7 +143,7 @@ class Backfill:
 
     def _nodes_for(self, head: WaiterLine) -> Nodes:
         ask = self._state.waiting[next(iter(head.waiters))].ask
-        return self._asks.nodes_to_reserve(ask, (), None)
+        return self._lifecycle.nodes_to_reserve(ask, (), None)
 
     def _grew_for_others(self, ask: Ask, grown: Collection[GrownPlace] | None) -> bool:
         """Return whether capacity grew only in clusters where a request cannot be placed.
@@ -167,25 +167,29 @@ class Backfill:
         self._count_looks(line, len(idle))
         groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By excluded nodes.
         for each in idle:
-            found = [self._asks.exclusions.find(x, reserved) for x in alternatives.each(each.ask)]
+            found = [
+                self._lifecycle.exclusions.find(x, reserved) for x in alternatives.each(each.ask)
+            ]
             groups.setdefault(tuple(x.by_others for x in found), []).append(each)
         for group in groups.values():
-            if any(self._asks.take_over(each, reserved) for each in group):
+            if any(self._lifecycle.take_over(each, reserved) for each in group):
                 return True
         fitting: list[Pending] = []
         for group in groups.values():
-            fits = self._asks.settle(group[0], reserved) is not None  # A line has one demand.
+            fits = self._lifecycle.settle(group[0], reserved) is not None  # A line has one demand.
             for each in group:
                 if not fits:
                     self._warm.capacity(each.ask, reserved)
-                elif not each.ask.alternatives or self._asks.settle(each, reserved) is not None:
+                elif (
+                    not each.ask.alternatives or self._lifecycle.settle(each, reserved) is not None
+                ):
                     fitting.append(each)
         if idle and not fitting:
             self._pass_over(idle[0], reserved, excluded=any(map(any, groups)))
         consulted = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
         ahead = sum(many for priority, many in consulted.items() if priority >= line.of.priority)
         for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
-            self._asks.consult(each, self._asks.exclusions.find(each.ask, reserved))
+            self._lifecycle.consult(each, self._lifecycle.exclusions.find(each.ask, reserved))
         return False
 
     def _count_looks(self, line: WaiterLine, waiters: int) -> None:

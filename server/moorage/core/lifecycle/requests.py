@@ -58,7 +58,7 @@ of the pauses exceeds the time for which a circuit breaker is open."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
-class Requests:
+class RequestLifecycle:
     """Handles requests until they get a lease, a refusal, or a place in the queue.
 
     Args:

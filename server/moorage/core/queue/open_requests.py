@@ -60,16 +60,16 @@ class Undecided:
 
     def __init__(self) -> None:
         self.waiters: dict[PolicyRef, Counter[int]] = {}
-        self._asks: dict[RequestId, Pending] = {}
+        self._pending: dict[RequestId, Pending] = {}
         self._loads = TenantLoads()
         self._keys: dict[tuple[Tenant, str], RequestId] = {}
 
     def __len__(self) -> int:
-        return len(self._asks)
+        return len(self._pending)
 
     def get(self, request: RequestId) -> Pending | None:
         """Return a request by its id, or None."""
-        return self._asks.get(request)
+        return self._pending.get(request)
 
     def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
         """Return the id of the request with this idempotency key, or None."""
@@ -82,23 +82,23 @@ class Undecided:
     def add(self, pending: Pending) -> None:
         """Add a request; a second call for the same request replaces it."""
         ask = pending.ask
-        if ask.id not in self._asks:
+        if ask.id not in self._pending:
             self._loads.add(ask)
             if pending.waits:
                 self.waiters.setdefault(ask.policy, Counter())[ask.priority] += 1
-        self._asks[ask.id] = pending
+        self._pending[ask.id] = pending
         key = ask.terms.idempotency_key if ask.terms else ""
         if key and not ask.dry_run:
             self._keys[ask.tenant, key] = ask.id
 
     def move_times(self, seconds: float) -> None:
         """Shift the arrival times of requests by `seconds`."""
-        for pending in self._asks.values():
+        for pending in self._pending.values():
             pending.since += seconds
 
     def settle(self, ask: Ask) -> None:
         """Remove a request whose consultation has ended."""
-        pending = self._asks.pop(ask.id, None)
+        pending = self._pending.pop(ask.id, None)
         if pending is not None:
             self._loads.remove(ask)
             if pending.waits:
