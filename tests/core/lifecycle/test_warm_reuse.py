@@ -1,9 +1,9 @@
 """Tests of warm leases: which requests take a warm lease over, and which requests end one."""
 
-from by_hand import Hand, ask, consults, lab, nodes, place
+from by_hand import Hand, answers, ask, consults, lab, nodes, place
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
-from moorage.core.state.facts import Ending
+from moorage.core.state.facts import Ending, Refusal
 from moorage.core.turns.events import (
     QuotaAsked,
     ReleaseAsked,
@@ -11,7 +11,7 @@ from moorage.core.turns.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.model import Amounts, ClusterId, Demand, Provision, Quota, RequestId, Tenant
+from moorage.model import Amounts, ClusterId, Code, Demand, Provision, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)
 
@@ -108,3 +108,27 @@ def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
     assert [each.reason for each in hand.facts if isinstance(each, Ending)][1:] == [EVICTED]
     assert consults(turn) == []
     assert consults(hand.step(WorkloadStopped(RequestId("used"), 1))) == ["waits"]
+
+
+def test_a_request_without_a_queue_time_is_refused_once_another_takes_its_evicted_lease() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.step(WorkloadKept(RequestId("used"), 1))
+    hand.ask(ask("at once", ONE))
+    assert "at once" in hand.allocator.state.waiting
+    hand.ask(ask("urgent", ONE, wait=100.0, terms={"priority": 5}))
+    hand.now += 1.0
+    turn = hand.step(WorkloadStopped(RequestId("used"), 1))
+    assert consults(turn) == ["urgent"]
+    (refusal,) = [
+        each
+        for turn in (turn, hand.propose(turn, place("n000", "0")))
+        for each in answers(turn)
+        if isinstance(each, Refusal)
+    ]
+    assert refusal.code is Code.NO_CAPACITY
+    assert not hand.allocator.state.waiting

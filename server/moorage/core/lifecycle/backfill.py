@@ -4,7 +4,7 @@ The allocator is the only caller: at the end of each turn in which capacity may 
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
 
@@ -72,7 +72,10 @@ class Backfill:
             pass  # The lines have changed.
 
     def _any_took_over(self) -> bool:
-        """Wake each line of waiters; stop and return True once a line took over a warm lease."""
+        """Wake each line of waiters; stop and return True once the lines have changed.
+
+        A waiter took over a warm lease, or was refused.
+        """
         queue = self._requests.queue
         grown = self._state.growth.take()
         queue.grew(grown)
@@ -158,6 +161,7 @@ class Backfill:
         return all(cluster not in ask.candidates for cluster, _ in grown)
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
+        """Consult policies for a line's waiters; return whether the lines have changed instead."""
         oldest = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
         idle = [
             Pending(waiter.ask, waiter.at)
@@ -176,14 +180,15 @@ class Backfill:
                 return True
         fitting: list[Pending] = []
         for group in groups.values():
-            fits = self._lifecycle.settle(group[0], reserved) is not None  # A line has one demand.
-            for each in group:
-                if not fits:
-                    self._warm.capacity(each.ask, reserved)
-                elif (
-                    not each.ask.alternatives or self._lifecycle.settle(each, reserved) is not None
-                ):
-                    fitting.append(each)
+            if self._lifecycle.settle(group[0], reserved) is None:  # A line has one demand.
+                if self._any_refused(group, reserved):
+                    return True
+                continue
+            fitting += [
+                each
+                for each in group
+                if not each.ask.alternatives or self._lifecycle.settle(each, reserved) is not None
+            ]
         if idle and not fitting:
             self._pass_over(idle[0], reserved, excluded=any(map(any, groups)))
         consulted = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
@@ -191,6 +196,14 @@ class Backfill:
         for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
             self._lifecycle.consult(each, self._lifecycle.exclusions.find(each.ask, reserved))
         return False
+
+    def _any_refused(self, group: Iterable[Pending], reserved: Nodes) -> bool:
+        """End warm leases for waiters that do not fit; return whether a waiter was refused."""
+        refused = False
+        for each in group:
+            if self._warm.capacity(each.ask, reserved) is None:
+                refused |= self._lifecycle.refuse_hopeless(each)
+        return refused
 
     def _count_looks(self, line: WaiterLine, waiters: int) -> None:
         """Count checks of waiters in a line; in a large fleet, a check counts several times."""

@@ -469,6 +469,17 @@ class RequestLifecycle:
         waited, patient = self._turn.now - waiter.at, self._is_patient(ask)
         self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
 
+    def refuse_hopeless(self, pending: Pending) -> bool:
+        """Refuse a waiter without a queue time whose evicted leases went to others.
+
+        Returns:
+            Whether the waiter was refused; False if it may wait, or waits for its quota.
+        """
+        if pending.over is not None or self._is_patient(pending.ask):
+            return False
+        self.end_wait(pending.ask.id)
+        return True
+
     def in_the_way(self, ask: Ask) -> Refusal | None:
         """Return why a waiter waits now; None if only its policy knows."""
         if last := self._queue.last_decline(ask) or self._quotas.refusal(ask):
