@@ -12,6 +12,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moorage.protocol.proxies import FORWARDED_FOR, remote_text
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
 from moorage.web.bodies import CALLER, NAMED, TENANT, UNCHANGED
@@ -95,7 +96,7 @@ class Noted:
             **about,
             remote=remote,
             # Any client may send this header, so its value has a field of its own.
-            forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
+            forwarded_for=Headers(scope=scope).get(FORWARDED_FOR, "")[:FORWARDED_CHARS_MAX],
         )
         role, token = (caller.role, caller.token_name) if caller else ("", "")
         before, after = state.get(BEFORE), state.get(AFTER)
@@ -107,4 +108,4 @@ class Noted:
 def remote_of(scope: Scope) -> str:
     """Return the address and port of a request's client; empty if unknown."""
     client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
+    return remote_text(*client) if client else ""
