@@ -28,6 +28,7 @@ from moorage.records.rights import RESERVED_TENANTS, Role
 
 HOME = {"HOME": "/home/ann"}
 PAGES = ("https://a.b", "http://c:1")
+NETWORKS = ("10.0.0.0/8", "::1/128")
 
 
 def write(path: Path, text: str) -> Path:
@@ -134,6 +135,7 @@ def test_each_setting_can_be_given_by_flag_and_environment_and_file(tmp_path: Pa
         "oidc_scopes": ("openid x", '"openid x"', "openid x"),
         "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
         "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
+        "trusted_proxies": ("10.0.0.0/8, ::1", '["10.0.0.0/8", "::1"]', NETWORKS),
         "console": ("false", "false", False),
         "console_login_seconds": ("60", "60", 60.0),
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
@@ -236,6 +238,11 @@ def test_a_second_source_of_metrics_is_refused() -> None:
         ("allowed_origins", "https://console.example/"),
         ("allowed_origins", "null"),
         ("allowed_origins", "*"),
+        ("trusted_proxies", "proxy.example"),
+        ("trusted_proxies", "10.0.0.1/8"),
+        ("trusted_proxies", "10.0.0.1:80"),
+        ("trusted_proxies", "10.0.0.0/33"),
+        ("trusted_proxies", "*"),
         ("port", "65536"),
         ("port", "80.5"),
         ("port", "http"),

@@ -98,6 +98,8 @@ def test_changes_are_logged_with_their_operator(entries: list[dict]) -> None:
     assert cordoned["about"]["cluster"] == "east"
     over_http, first, second = entries_about(entries, "quota.set")
     assert over_http["remote"].startswith("127.0.0.1:")
+    assert (over_http["who"], over_http["role"]) == ("ops", "admin")
+    assert not any("/quotas" in each["what"] for each in entries), "one entry for each change"
     assert first["who"] == second["who"] == "ops"
     assert first.get("before") is None
     assert (second["before"], second["after"]["nominal"]["gpu_milli"]) == (first["after"], 3000)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -9,8 +10,9 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.heavy  # A daemon and proxies.
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "proxies"
 TOKEN: Final = "a-long-random-secret"  # noqa: S105  # A test's value.
 PING_SECONDS: Final = GatewaySettings().ping_interval_seconds
+PROTO: Final = "x-forwarded-proto"
 IDLE_SECONDS: Final = int(PING_SECONDS) + 5
 UPGRADE: Final = {
     "Connection": "Upgrade",
@@ -128,6 +131,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     variables = {
         "MOORAGE_TOKENS": f"team:{TOKEN}",
         "MOORAGE_LOG_LEVEL": "info",
+        "MOORAGE_TRUSTED_PROXIES": "127.0.0.1",
     }
     with serving(tmp_path_factory.mktemp("data"), environment=variables) as server:
         yield server
@@ -220,6 +224,55 @@ def test_a_proxy_serves_both_ports_under_one_name(proxy: str, site: Site, server
         httpx.get(site.http)
     changes = [line for line in server.log().splitlines() if '"changed"' in line]
     assert json.loads(changes[-1])["forwarded_for"] == "127.0.0.1"
+
+
+def test_the_audit_log_has_the_address_of_a_client_behind_a_proxy(
+    proxy: str, site: Site, server: Server
+) -> None:
+    """The client connects from 127.0.0.2; the address in its own header is forged."""
+    assert server.data is not None
+    before = len(invoke("audit", "--json", "--data", server.data).stdout.splitlines())
+    transport = httpx.HTTPTransport(verify=site.context(), local_address="127.0.0.2")
+    headers = bearing("guessed") | {"X-Forwarded-For": "203.0.113.9"}
+    with httpx.Client(transport=transport, base_url=site.http, headers=headers) as client:
+        assert client.get("/policy").status_code == 401
+        assert client.get("/ws", headers=UPGRADE).status_code == 401
+        change = client.post("/clusters", json=cluster(f"at-{proxy}"), headers=bearing(TOKEN))
+        assert change.status_code == 201, change.text
+
+    def entries() -> list[dict]:
+        lines = invoke("audit", "--json", "--data", server.data).stdout.splitlines()
+        return [json.loads(line) for line in lines[before:]]
+
+    until(lambda: len(entries()) >= 3)  # Failed logins over the WebSocket are written later.
+    found = entries()
+    assert {each["what"] for each in found} == {"login.failed", "POST /clusters"}
+    assert {each["remote"] for each in found} == {"127.0.0.2"}
+    assert {each["about"]["door"] for each in found[:-1]} == {"http", "websocket"}
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    """Answers with the headers of the request."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.headers.items()).encode())
+
+
+def test_proxies_say_that_the_browser_uses_tls(proxy: str, server: Server, tmp_path: Path) -> None:
+    """The server sends this scheme to an issuer, and the client's own header is replaced."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo) as echo:
+        thread = threading.Thread(target=echo.serve_forever)
+        thread.start()
+        running = replace(server.running, http=f"http://127.0.0.1:{echo.server_port}")
+        with serve(proxy, Server(running, ""), tmp_path / "proxy") as site:
+            forged = {"X-Forwarded-Proto": "http"}
+            answer = httpx.get(f"{site.http}/a", headers=forged, verify=site.context())
+            schemes = [value for name, value in answer.json() if name.lower() == PROTO]
+        echo.shutdown()
+        thread.join()
+    assert schemes == ["https"]
 
 
 async def test_through_a_proxy_a_page_reaches_the_websocket_under_the_name_of_the_page(

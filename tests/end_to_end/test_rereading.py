@@ -142,3 +142,13 @@ def test_a_daemon_ends_with_its_terminal(tmp_path):
         said += os.read(here, 4096)
     os.close(here)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_change_while_the_server_is_stopped_has_an_entry_at_the_next_start(tmp_path):
+    file = tmp_path / "moored.toml"
+    for tokens in (FIRST, WITHOUT_OLD, WITHOUT_OLD):
+        file.write_text(tokens)
+        with serving(tmp_path / "data", options=("--config", str(file))) as server:
+            assert (server.data / "tokens.seen").exists()
+    (entry,) = changes(server)
+    assert entry["about"] == {"added_for": ["ann"], "removed_for": ["ann"]}

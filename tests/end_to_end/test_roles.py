@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -148,6 +149,16 @@ def test_a_metrics_token_opens_no_socket(serve_roles: Server, tokens: dict[Role,
         pass
     assert refused.value.response.status_code == 403
     assert b"role metrics" in (refused.value.response.body or b"")
+
+
+def test_pages_without_data_need_no_token(serve_roles: Server) -> None:
+    index = serve_roles.http.get("/console").text
+    static = re.findall(r'(?:src|href)="(/console/static/[^"]+)"', index)
+    assert static
+    open_to_all = ("/console", "/console/queue", *static, "/healthz", "/readyz", "/sign-in")
+    for path, status in (*((each, 200) for each in open_to_all), ("/metrics", 401)):
+        answer = serve_roles.http.get(path, headers={"Authorization": ""})
+        assert answer.status_code == status, path
 
 
 def test_the_dry_run_of_a_drain_needs_only_the_right_to_read(

@@ -322,12 +322,16 @@ async def open_port() -> AsyncIterator[Open]:
         authenticate: Authenticate = let_in,
         pages_port: int = 0,
         tickets: Tickets | None = None,
+        on_stranger: Callable[[str, str | None], None] = lambda *_: None,
         **settings: Any,
     ) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
         gateway = Gateway(
-            GatewaySettings(**quick), authenticate, tickets or SocketTickets(authenticate)
+            GatewaySettings(**quick),
+            authenticate,
+            tickets or SocketTickets(authenticate),
+            on_stranger=on_stranger,
         )
         harbour.gateway = gateway
         ports.append(

@@ -8,6 +8,7 @@ from websockets.exceptions import InvalidStatus
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.model import Tenant
 from moorage.protocol.origins import Origins
+from moorage.protocol.proxies import read_proxies
 from moorage.records.rights import Caller, Role
 
 
@@ -147,3 +148,42 @@ async def test_a_ticket_opens_one_socket(open_port):
     port = await open_port(tickets=tickets)  # A server without tokens.
     offered = ["moorage", "moorage.ticket.guessed"]
     assert (await refusal(port, subprotocols=offered)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "client"),
+    [
+        (["127.0.0.0/8"], "198.51.100.1, 192.0.2.7", "192.0.2.7"),
+        (["127.0.0.0/8"], "unknown", "127.0.0.1"),
+        (["10.0.0.0/8"], "192.0.2.7", "127.0.0.1"),
+        ([], "192.0.2.7", "127.0.0.1"),
+    ],
+)
+async def test_the_address_of_a_client_is_the_one_that_a_trusted_proxy_names(
+    open_port, trusted, forwarded, client
+):
+    strangers = []
+    port = await open_port(
+        owner_of,
+        on_stranger=lambda address, _: strangers.append(address),
+        proxies=read_proxies(trusted),
+    )
+    headers = {"X-Forwarded-For": forwarded}
+    assert (await refusal(port, additional_headers=headers)).status_code == 401
+    assert strangers == [client]
+    found = await port.client(additional_headers={**headers, "Authorization": "Bearer token-a"})
+    assert await found.answers()
+    _, remote = port.gateway.origin(found.session)
+    assert remote.partition(":")[0] == client
+
+
+async def test_clients_behind_a_trusted_proxy_have_separate_shares_of_the_sessions(open_port):
+    port = await open_port(sessions_max=4, proxies=read_proxies(["127.0.0.1"]))
+
+    def from_client(number):
+        return {"additional_headers": {"X-Forwarded-For": f"192.0.2.{number}"}}
+
+    for _ in range(3):
+        assert await (await port.client(**from_client(1))).answers()
+    assert (await refusal(port, **from_client(1))).status_code == 503
+    assert await (await port.client(**from_client(2))).answers()

@@ -30,6 +30,7 @@ TWO: Final = (
     *("--set", "settings.storage=postgresql://moorage@db/moorage"),
     *("--set", "networkPolicy.toPorts={443,6443,5432}"),
 )
+SHARED: Final = ("--set", "kubernetes.namespace=moorage-workloads,persistence.enabled=false")
 ALL: Final = (
     *("--set", "kubernetes.namespace=moorage-workloads,serviceMonitor.enabled=true"),
     *("--set", "serviceMonitor.tokenSecret=scraper,settings.history_days=90"),
@@ -42,19 +43,26 @@ ALL: Final = (
 class Helm:
     """The program Helm, run with separate folders."""
 
-    def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, kubeconfig: Path | None = None, namespace: str = "moorage"
+    ) -> None:
         try:
             self._program = binaries("helm")["helm"]
         except BinariesError as error:
             pytest.skip(str(error))
         homes = {f"HELM_{each}_HOME": str(folder / each) for each in ("CACHE", "CONFIG", "DATA")}
         own = {} if kubeconfig is None else {"KUBECONFIG": str(kubeconfig)}
+        self._namespace = namespace
         self._environment = {**os.environ, **homes, **own}
 
     def run(self, *words: str, fails: bool = False) -> str:
         """Run a command; return its stdout, or its stderr if it must fail."""
         done = subprocess.run(
-            [self._program, *words, *(() if words[0] == "lint" else ("--namespace", "moorage"))],
+            [
+                self._program,
+                *words,
+                *(() if words[0] == "lint" else ("--namespace", self._namespace)),
+            ],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -76,7 +84,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="module")
 def namespaces(plane: Plane) -> Plane:
-    for name in ("moorage", "moorage-workloads"):
+    for name in ("moorage", "moorage-workloads", "other"):
         plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return plane
 
@@ -343,6 +351,20 @@ def test_an_api_server_accepts_every_field_of_the_chart(
     # An invalid label proves that the API server checks fields.
     helm.run("install", "moorage", str(CHART), *PLAIN, "--set", "nodeSelector.a=b c", fails=True)
     helm.run("uninstall", "moorage")
+
+
+def test_releases_of_one_name_share_a_namespace_of_workloads(
+    helm: Helm, fresh_plane: Plane, tmp_path: Path
+) -> None:
+    other = Helm(tmp_path, fresh_plane.kubeconfig(), "other")
+    for each in (helm, other):
+        each.run("install", "moorage", str(CHART), *TLS, *SHARED)
+    path = "/apis/rbac.authorization.k8s.io/v1/namespaces/moorage-workloads/rolebindings"
+    bound = fresh_plane.call("GET", path)["items"]
+    assert {(each["subjects"][0]["namespace"], each["roleRef"]["name"]) for each in bound} == {
+        (space, f"{space}.moorage-workloads") for space in ("moorage", "other")
+    }
+    other.run("uninstall", "moorage")
 
 
 def revisions(helm: Helm) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from moorage.protocol.origins import Origins
+from moorage.protocol.proxies import read_proxies
 from moorage.records.rights import Caller, Role
 from moorage.web.checks import RequestChecks
 from moorage.web.connections import Connections
@@ -204,3 +205,31 @@ class TestTurns:
         await asyncio.gather(*(checks(scope, nothing, nothing) for scope in scopes))
         assert len(passed) == 51
         assert passed.index("last") <= 3
+
+
+@pytest.mark.parametrize("tokens", [{"key": "ann"}])
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "client"),
+    [
+        (["127.0.0.0/8"], "198.51.100.1, 192.0.2.7", "192.0.2.7"),
+        (["127.0.0.0/8"], "unknown", "127.0.0.1"),
+        (["10.0.0.0/8"], "192.0.2.7", "127.0.0.1"),
+        ([], "192.0.2.7", "127.0.0.1"),
+    ],
+)
+async def test_the_audit_log_has_the_client_that_a_trusted_proxy_names(
+    site, trusted, forwarded, client
+):
+    server = WebServer(site.house, proxies=read_proxies(trusted))
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    document = {"id": "c", "nodes": {"count": 0, "nodeData": []}}
+    headers = {"X-Forwarded-For": forwarded}
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as http:
+        assert (await http.get("/policy")).status_code == 401
+        shown = {"Authorization": "Bearer key"}
+        answer = await http.post("/clusters", json=document, headers=shown)
+        assert answer.status_code == 201, answer.text
+    await server.close()
+    login, change = site.house.noted
+    assert login == (client, "http")
+    assert change.remote.partition(":")[0] == client

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
 from moorage.protocol.origins import is_loopback, read_origin
+from moorage.protocol.proxies import read_proxies
 from moorage.records.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.records.rights import RESERVED_TENANTS, Role, is_tenant_name
 from moorage.setting_kinds import SettingKind, read_list, whole
@@ -63,6 +64,10 @@ def _read_origins(value: object) -> tuple[str, ...]:
     if not origins or not all(map(read_origin, origins)):
         raise ValueError
     return tuple(origins)
+
+
+def _read_networks(value: object) -> tuple[str, ...]:
+    return tuple(map(str, read_proxies(read_list(value)).networks))
 
 
 def _read_websocket_url(value: object) -> str:
@@ -209,6 +214,11 @@ ORIGINS: Final = SettingKind(
     "origins such as `https://console.example` or `http://10.0.0.7:3000`, separated by commas (in "
     "the file a list)",
     _read_origins,
+)
+NETWORKS: Final = SettingKind(
+    "IP addresses, or networks such as `10.0.0.0/8` that begin at their first address, separated "
+    "by commas (in the file a list)",
+    _read_networks,
 )
 URL: Final = SettingKind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "

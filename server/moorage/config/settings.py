@@ -22,6 +22,7 @@ from moorage.config.kinds import (
     ISSUER,
     LABEL,
     LABELS,
+    NETWORKS,
     ORIGINS,
     PORT,
     QUOTAS,
@@ -308,6 +309,16 @@ class Config:
         Setting(
             ORIGINS,
             "Other sites whose web pages may send requests, in addition to the daemon's own pages.",
+            default="none",
+        ),
+    ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Setting(
+            NETWORKS,
+            "Proxies whose header `X-Forwarded-For` names the client, on both ports. Of several "
+            "addresses, the last one counts that is not a proxy's of this setting. From all other "
+            "senders, the header is ignored.",
             default="none",
         ),
     ] = ()

@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.seen_tokens import SeenTokens
 from moorage.daemon.access.tokens import Tokens
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.commit_loop import CommitLoop
@@ -17,8 +16,6 @@ from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.gateway.server import Gateway
-from moorage.records.audit import AuditEntry
-from moorage.records.json_values import JsonObject
 
 DRAIN_SECONDS_MAX: Final = 10.0
 """Maximum seconds that a stop waits for work under way before it closes the ports."""
@@ -41,7 +38,7 @@ class Daemon:
 
     doors: Doors
     tokens: Tokens
-    audit: AuditLog
+    seen_tokens: SeenTokens
     agents: AgentRoster
     gateway: Gateway
     calls: HttpCalls
@@ -57,8 +54,8 @@ class Daemon:
         The audit log names the tenants whose tokens were added or removed.
         """
         added, removed = self.tokens.change(tokens)
-        about: JsonObject = {"added_for": [*added], "removed_for": [*removed]}
-        self.audit.note(AuditEntry(time.time(), "tokens.changed", "moored", about=about))
+        self.seen_tokens.note(added, removed)
+        self.tasks.spawn(self.seen_tokens.remember(tokens))
         self.gateway.expel()
 
     async def run(self) -> None:

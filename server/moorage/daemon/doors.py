@@ -35,6 +35,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import Origins, authority_of, is_loopback
+from moorage.protocol.proxies import read_proxies
 from moorage.storage.base import Seat, Storage
 from moorage.web.server import WebServer
 from moorage.web.services import SignInFlow, StandbyServices, WebServices
@@ -99,7 +100,11 @@ class Doors:
         config, context = self._config, None if self._tls is None else self._tls.context
         limits = descriptors.connection_limits()
         self._web = web = WebServer(
-            services, origins=origin_names(config), connections_max=limits.web, trusts=self._trusts
+            services,
+            origins=origin_names(config),
+            connections_max=limits.web,
+            trusts=self._trusts,
+            proxies=read_proxies(config.trusted_proxies),
         )
         with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another port (0: any)"):
             self.http_port = await web.start(config.http_host, config.http_port, context)
@@ -189,6 +194,7 @@ def make_entrance(
         deflate=config.deflate,
         resume_seconds=config.session_resume_seconds,
         origins=origin_names(config),
+        proxies=read_proxies(config.trusted_proxies),
     )
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))

@@ -21,6 +21,7 @@ from moorage.backends.registry import kinds
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
 from moorage.daemon.access.lease_tokens import LeaseTokens
+from moorage.daemon.access.seen_tokens import SeenTokens
 from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.daemon import Daemon
@@ -347,10 +348,12 @@ async def _lead(
     )
     doors = entrance.doors
     behind = make_web_services(config, stores, core, runners, requests, health.readiness)
-    standby = prepared.standby
+    standby, seen_tokens = prepared.standby, SeenTokens(config.data_dir, stores.audit)
     if standby is None:
+        await seen_tokens.compare(config.tokens)
         await doors.open(behind, requests.router, agents)
     else:
+        tasks.spawn(seen_tokens.compare(config.tokens))  # Clients wait.
         await doors.open(behind, requests.router, agents, standby.is_idle)
         standby.hand_over(requests.router)
         core.durations.observe_takeover(standby.vacant_seconds())
@@ -370,7 +373,7 @@ async def _lead(
     return Daemon(
         doors=doors,
         tokens=core.tokens,
-        audit=stores.audit,
+        seen_tokens=seen_tokens,
         agents=agents,
         gateway=core.gateway,
         calls=requests.calls,

@@ -10,7 +10,6 @@ import contextlib
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
@@ -23,6 +22,7 @@ from moorage.model import SessionId
 from moorage.protocol.codes import Close
 from moorage.protocol.loop_shares import READ_SECONDS_MAX, LoopShares
 from moorage.protocol.peers import Peers, most_of_one
+from moorage.protocol.proxies import remote_text
 from moorage.records.rights import Caller
 
 PIECE_BYTES: Final = 2 * 1024
@@ -42,7 +42,8 @@ class GatewayConnection(ServerConnection):
     Attributes:
         registry: All connections of the gateway; each adds and removes itself.
         opening: Connections without a session; the gateway removes them when they get one.
-        address: The client's address.
+        address: The client's address; from its handshake on, the one that a trusted proxy names.
+        remote: The same with the port, if the server knows the port.
         session_id, caller, bearer, cookies: Set by a successful opening handshake. `bearer` is
             the token, and `cookies` the console's cookies, that identified the caller.
         is_agent: Whether the gateway accepted the connection for an agent's token or key.
@@ -83,7 +84,7 @@ class GatewayConnection(ServerConnection):
         self._held_back = False
         self.opening = opening
         self.opening_max = opening_max
-        self.address = ""
+        self.address = self.remote = ""
         self.connections_max = connections_max
         self.session_id = SessionId("")
         self.caller: Caller | None = None
@@ -97,12 +98,6 @@ class GatewayConnection(ServerConnection):
         self.on_text: Callable[[bytes], bool] = _leave_to_reader
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
-
-    @cached_property
-    def remote(self) -> str:
-        """Address and port of the client."""
-        address = self.remote_address
-        return f"{address[0]}:{address[1]}" if address else ""
 
     @property
     def open(self) -> bool:
@@ -189,7 +184,8 @@ class GatewayConnection(ServerConnection):
         """Register the connection; beyond the limit, cut the oldest one without a session."""
         super().connection_made(transport)
         self.recv_messages.resume = self._read_on
-        self.address = (self.transport.get_extra_info("peername") or ("",))[0]
+        peer = self.transport.get_extra_info("peername") or ("", 0)
+        self.address, self.remote = peer[0], remote_text(peer[0], peer[1])
         self.registry.add(self)
         self.opening.add(self, self.address)
         surplus = None

@@ -22,6 +22,7 @@ from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.credentials import SUBPROTOCOL, console_cookies, read_subprotocols, token_of
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
+from moorage.protocol.proxies import FORWARDED_FOR
 from moorage.records.rights import Caller, Right
 
 
@@ -70,6 +71,10 @@ class Doorman:
         """Answer a request over HTTP, or return None to let the handshake go on."""
         if not isinstance(connection, GatewayConnection):
             raise TypeError("expected a GatewayConnection, as the gateway's server makes it")
+        forwarded = request.headers.get_all(FORWARDED_FOR)
+        client = self._settings.proxies.client_of(connection.address, forwarded)
+        if client is not None:
+            connection.address = connection.remote = client
         if request.method != "GET":
             answer = connection.respond(
                 http.HTTPStatus.METHOD_NOT_ALLOWED, "This port takes GET requests only.\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moorage.protocol.origins import Origins
+from moorage.protocol.proxies import Proxies
 
 MESSAGE_BYTES_MAX: Final = 2**20
 SESSIONS_MAX: Final = 10_000
@@ -52,6 +53,7 @@ class GatewaySettings:
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
         origins: The host names and the pages' origins that the port accepts. Any other: HTTP 403.
+        proxies: The proxies that may name another client than themselves.
     """
 
     message_bytes_max: int = MESSAGE_BYTES_MAX
@@ -72,3 +74,4 @@ class GatewaySettings:
     drain_seconds_max: float = 10.0
     deflate: bool = False
     origins: Origins = Origins()  # noqa: RUF009  # It is immutable.
+    proxies: Proxies = Proxies()  # noqa: RUF009  # It is immutable.

@@ -32,6 +32,7 @@ _INTEGERS: Final = "numbers that fit 64 bits"
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`")
+_TOO_LONG: Final = re.compile(r"Expected `str` of length <= (\d+)")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _STEP: Final = re.compile(r"[^.\[\]]+")
 _QUOTED: Final = re.compile(r'"(\w+)"')
@@ -305,6 +306,8 @@ def _invalid(
             name.removeprefix(f"{plain}.") for name in expected if name.startswith(f"{plain}.")
         ]
         wanted = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
+        if too_long := _TOO_LONG.match(what):  # Descriptions of lists have no bound of an item.
+            wanted += f", each of at most {too_long[1]} characters"
     given = _value_at(path, raw)
     if "matching regex" in what:
         blank = isinstance(given, str) and not given.strip()

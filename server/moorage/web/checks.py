@@ -15,6 +15,7 @@ from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.loop_shares import LoopShares
 from moorage.protocol.origins import Origins
+from moorage.protocol.proxies import FORWARDED_FOR, Proxies
 from moorage.records.rights import Caller
 from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
@@ -41,12 +42,13 @@ _OF_THE_WRITER: Final = frozenset(
 
 
 class RequestChecks:
-    """Refuses requests that must not reach an endpoint.
+    """Refuses requests that must not reach an endpoint, and names the client to those that may.
 
     Args:
         origins: The host names and the pages' origins that are accepted.
         connections: The connections of the port.
         authenticate: Given a bearer token, returns the caller, or None if it is not valid.
+        proxies: The proxies that may name another client than themselves.
 
     Attributes:
         websocket_port: Port of the WebSocket; 0 if it is unknown.
@@ -58,8 +60,10 @@ class RequestChecks:
         origins: Origins,
         connections: Connections,
         authenticate: Callable[[str | None], Caller | None],
+        proxies: Proxies = Proxies(),  # noqa: B008  # It is immutable.
     ) -> None:
         self._app = app
+        self._proxies = proxies
         self.origins = origins
         self.websocket_port = 0
         self._connections = connections
@@ -80,6 +84,10 @@ class RequestChecks:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
+        peer = scope["client"][0]
+        forwarded = [value for name, value in headers if name == FORWARDED_FOR]
+        if (client := self._proxies.client_of(peer, forwarded)) is not None:
+            scope["client"] = (client, 0)
         payer = self._payer(scope, headers)
         if (turn := self._shares.turn(payer)) is not None:
             await turn
@@ -100,7 +108,7 @@ class RequestChecks:
                 "content-length", "either Content-Length or Transfer-Encoding"
             )
             await _last(fault, scope["path"])(scope, receive, send)
-        elif scope["path"] not in HEALTH and self._connections.is_crowded(scope["client"][0]):
+        elif scope["path"] not in HEALTH and self._connections.is_crowded(peer):
             fault = ServiceError(
                 Code.BUSY, "too many requests are under way here, or from your address; ask later"
             )

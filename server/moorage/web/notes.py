@@ -12,6 +12,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moorage.protocol.proxies import FORWARDED_FOR, remote_text
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
 from moorage.web.bodies import CALLER, NAMED, TENANT, UNCHANGED
@@ -46,6 +47,8 @@ READS: Final = frozenset(
     }
 )
 """Paths whose POST changes no document."""
+OF_THE_LEDGER: Final = frozenset({"/quotas/{tenant}"})
+"""Paths whose changes are facts of the ledger; the audit log has an entry for each such fact."""
 FORWARDED_CHARS_MAX: Final = 200
 _CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _FAILURES: Final = 400
@@ -95,8 +98,10 @@ class Noted:
             **about,
             remote=remote,
             # Any client may send this header, so its value has a field of its own.
-            forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
+            forwarded_for=Headers(scope=scope).get(FORWARDED_FOR, "")[:FORWARDED_CHARS_MAX],
         )
+        if path in OF_THE_LEDGER:
+            return
         role, token = (caller.role, caller.token_name) if caller else ("", "")
         before, after = state.get(BEFORE), state.get(AFTER)
         self._audit.note(
@@ -107,4 +112,4 @@ class Noted:
 def remote_of(scope: Scope) -> str:
     """Return the address and port of a request's client; empty if unknown."""
     client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
+    return remote_text(*client) if client else ""

@@ -22,6 +22,7 @@ from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import Origins
+from moorage.protocol.proxies import Proxies
 from moorage.web.app import create_app
 from moorage.web.bodies import failure
 from moorage.web.checks import RequestChecks
@@ -48,6 +49,7 @@ class WebServer:
         origins: The host names and the pages' origins that are accepted.
         connections_max: Maximum open connections; beyond it, an idle connection is closed.
         trusts: Returns whether answers may leave; if not, the answer is `shutting_down`.
+        proxies: The proxies that may name another client than themselves.
     """
 
     def __init__(
@@ -58,10 +60,13 @@ class WebServer:
         *,
         connections_max: int = CONNECTIONS_MAX,
         trusts: Callable[[], bool] = lambda: True,
+        proxies: Proxies = Proxies(),  # noqa: B008  # It is immutable.
     ) -> None:
         self._connections = connections = Connections(connections_max)
         self._app = _Drained(create_app(services), trusts)
-        self._checks = RequestChecks(self._app, origins, connections, services.authenticate)
+        self._checks = RequestChecks(
+            self._app, origins, connections, services.authenticate, proxies
+        )
         self._server = _Server(_config(self._checks, connections, drain_seconds))
         self._serving: asyncio.Task[None] | None = None
 
@@ -152,7 +157,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # Any client may send these headers; `web.notes` logs them separately.
+        proxy_headers=False,  # `web.checks` reads them by the rule of both ports.
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=drain_seconds,
     )

@@ -37,6 +37,8 @@ def test_a_refused_request_is_traced_from_its_socket_to_its_error_code(lines) ->
     follower.note_answer(address(1), b"{}")  # An answer to a request that is not traced.
     begun, ended, answered = lines
     assert (begun["event"], begun["part"]) == ("request_part_begun", "admission")
+    assert "request" not in begun
+    assert (begun["session"], begun["number"]) == ("s", 1)
     assert (ended["request"], ended["session"], ended["number"]) == ("r1", "s", 1)
     assert (answered["event"], answered["code"]) == ("request_answered", "no_capacity")
     assert {each["trace"] for each in lines} == {TRACE}
@@ -47,6 +49,7 @@ def test_the_loss_of_a_session_ends_the_traces_of_its_requests(lines) -> None:
     follower.begin(address(1), TENANT, MESSAGE)
     follower.forget(address(1))
     assert [each.get("lost") for each in lines] == [None, None, True]
+    assert [(each["session"], each["number"]) for each in lines] == [("s", 1)] * 3
     follower.admitted(address(1), RequestId("r1"))
     assert len(lines) == 3
 

@@ -64,9 +64,13 @@ class _Trace:
     has_workload: bool = False
     started: int = 0
 
-    def ids(self) -> dict[str, str]:
-        """Return the ids of the request and its trace, for log lines."""
-        return {"request": self.request} | ({"trace": self.trace} if self.trace else {})
+    def ids(self) -> dict[str, Any]:
+        """Return the ids of the request and its trace, for log lines.
+
+        A request has no id before its admission ends; until then, session and number name it.
+        """
+        known = {"request": self.request} if self.request else msgspec.structs.asdict(self.to)
+        return known | ({"trace": self.trace} if self.trace else {})
 
 
 class RequestTraces:

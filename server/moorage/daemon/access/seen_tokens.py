@@ -1,0 +1,115 @@
+"""Remembers the settings' tokens, so that the audit log has changes made while no server ran.
+
+The file in the data folder has no token, and no digest of one: people choose these tokens, and a
+reader of a digest can try guesses. A tag of 16 bits tells two tokens apart, but it confirms no
+guess: thousands of guesses have the same tag.
+"""
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from moorage.daemon.access.audit_log import AuditLog
+from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
+
+FILE: Final = "tokens.seen"
+"""Name of the file in the data folder."""
+_TAG_BYTES: Final = 2
+_KEY_BYTES: Final = 16
+
+log = structlog.get_logger("moored")
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What the file has.
+
+    Args:
+        key: The key of the tags. It stays, since each further key would tell more of a token.
+        tags: The tenant and the tag of each token.
+    """
+
+    key: bytes
+    tags: list[tuple[str, str]]
+
+
+class SeenTokens:
+    """The tokens of the settings, as this server last saw them in its data folder.
+
+    Args:
+        folder: The data folder.
+        audit: Gets the entry of a change.
+    """
+
+    def __init__(self, folder: Path, audit: AuditLog) -> None:
+        self._path = folder / FILE
+        self._audit = audit
+
+    async def compare(self, tokens: Mapping[str, str]) -> None:
+        """Note which tenants' tokens were added or removed since the last run, and remember.
+
+        Args:
+            tokens: The tenant of each token, at the server's start.
+        """
+        seen = self._read()
+        if seen is not None:
+            now, before = set(_tags(tokens, seen.key)), set(seen.tags)
+            if now != before:
+                self.note(_tenants(now - before), _tenants(before - now))
+        await self.remember(tokens)
+
+    def note(self, added: Sequence[str], removed: Sequence[str]) -> None:
+        """Note a change, with the tenants of added and of removed tokens."""
+        about: JsonObject = {"added_for": [*added], "removed_for": [*removed]}
+        self._audit.note(AuditEntry(time.time(), "tokens.changed", "moored", about=about))
+
+    async def remember(self, tokens: Mapping[str, str]) -> None:
+        """Store what the next start compares, once the audit log has the entry of a change."""
+        await self._audit.flush()
+        seen = self._read()
+        key = secrets.token_bytes(_KEY_BYTES) if seen is None else seen.key
+        latest = _Seen(key, _tags(tokens, key))
+        if latest != seen:
+            try:
+                self._write(latest)
+            except OSError as error:  # The next start then notes this change once more.
+                log.warning("tokens_not_remembered", reason=str(error))
+
+    def _read(self) -> _Seen | None:
+        """Return what the file has; None: this folder's first server, or the file is damaged."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Seen)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("tokens_not_remembered", reason=f"{self._path}: {error}")
+            return None
+
+    def _write(self, seen: _Seen) -> None:
+        new = self._path.with_name(f"{FILE}.new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, msgspec.json.encode(seen))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        new.replace(self._path)
+
+
+def _tags(tokens: Mapping[str, str], key: bytes) -> list[tuple[str, str]]:
+    """Return the tenant and the tag of each token."""
+    return sorted(
+        (tenant, hashlib.blake2b(token.encode(), key=key, digest_size=_TAG_BYTES).hexdigest())
+        for token, tenant in tokens.items()
+    )
+
+
+def _tenants(tags: Iterable[tuple[str, str]]) -> list[str]:
+    return sorted(tenant for tenant, _ in tags)
