@@ -118,7 +118,7 @@ def read_published_order(
     elif total:
         while True:
             pod = trace[draws.intn(len(trace))]
-            if total + pod.gpu_milli > limit:  # Of one GPU, even if it requests several.
+            if total + pod.gpu_milli > limit:  # One GPU's share, even for several GPUs.
                 break
             total += pod.demand_milli
             order.append(pod)

@@ -377,7 +377,7 @@ def podman() -> Iterator[tuple[Path, Any]]:
             with _connect(place) as api:
                 api.import_image_from_data(_busybox(), repository=IMAGE[:-2], tag=IMAGE[-1])
                 if not any(IMAGE in (each["RepoTags"] or ()) for each in api.images()):
-                    api.tag(IMAGE[:-2], IMAGE[:-2], IMAGE[-1])  # Podman imports without the tag.
+                    api.tag(IMAGE[:-2], IMAGE[:-2], IMAGE[-1])  # Podman's import ignores the tag.
                 yield place, api
                 for each in api.containers(all=True):
                     api.remove_container(each["Id"], force=True, v=True)

@@ -130,7 +130,7 @@ def metrics() -> str:
 
 def find_metrics(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield the metrics of a module: calls with a metric's name and its sentence."""
-    texts = {  # A sentence may be in a constant.
+    texts = {  # The sentence of a metric may be a constant.
         target.id: node.value.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)

@@ -51,7 +51,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
             os.chown(home, owner.pw_uid, owner.pw_gid)
             become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
         flags = ["-A", "trust", "-U", USER, "--no-locale", "-E", "UTF8", "--no-instructions"]
-        flags += ["--no-sync"]  # Only for the empty tables: the server syncs.
+        flags += ["--no-sync"]  # `initdb` need not sync; the server does.
         command = [*become, init, "-D", str(data), *flags]
         await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, cwd="/")
         where = ["-h", "127.0.0.1", "-p", str(port), "-k", str(home)]

@@ -179,7 +179,7 @@ class Endpoint:
             import certifi  # noqa: PLC0415  # Only where it is needed.
 
             context = ssl.create_default_context()
-            context.load_verify_locations(certifi.where())  # Some systems have no own store.
+            context.load_verify_locations(certifi.where())  # Some systems lack a store.
             return context
         is_folder = os.path.isdir(path)  # noqa: PTH112  # As OpenSSL takes it.
         try:

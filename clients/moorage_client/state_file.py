@@ -112,7 +112,7 @@ class StateFile:
                 except BlockingIOError:
                     if time.monotonic() >= give_up_at:
                         raise StateUnusable(f"{path} stayed locked by another command") from None
-                    time.sleep(_LOCK_PAUSE_SECONDS)  # flock cannot wait with a bound.
+                    time.sleep(_LOCK_PAUSE_SECONDS)  # flock has no time limit.
             yield
         finally:
             os.close(lock)

@@ -1005,7 +1005,7 @@ export interface ResumedSession {
 /**
  * A request without an answer; `message` is the `id` of its message.
  *
- * `position`: the request's recent place in the queue; null: none, or not known.
+ * `position`: the request's last known place in the queue; null: not in the queue, or unknown.
  */
 export interface ResumedWaiter {
   request: string;

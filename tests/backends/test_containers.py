@@ -277,7 +277,7 @@ async def inside(backend: LocalBackend, script: str, **options: Any) -> str:
 
 
 @pytest.mark.heavy
-def test_the_text_of_an_engine_has_its_name_and_version(container_engine):
+def test_str_of_an_engine_has_its_name_and_version(container_engine):
     version = container_engine.version()["Version"]
     with contextlib.closing(ContainerApi(find_socket())) as api:
         assert str(api) == f"Podman {version} at {find_socket()}"

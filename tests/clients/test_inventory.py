@@ -49,7 +49,7 @@ def ids(document):
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.is_file(), reason=f"the production traces are not at {OPENB}")
-def test_the_file_of_openb_becomes_the_document_of_the_trace():
+def test_collect_and_the_trace_reader_make_the_same_document_of_openb():
     (document,) = collect([str(OPENB)], "openb").documents
     assert document == trace.cluster_document(trace.read_nodes(OPENB))
     assert (document["nodes"]["count"], document["gpus"]["count"]) == (1213, 6212)

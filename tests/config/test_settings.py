@@ -326,9 +326,7 @@ def test_service_variables_of_kubernetes_are_not_settings() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
-def test_no_token_is_of_a_tenant_with_a_name_of_the_server_itself(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_token_may_not_name_a_tenant_of_the_server_itself(name: str, tmp_path: Path) -> None:
     assert "(server)" in RESERVED_TENANTS
     error = refusal(environ={"MOORAGE_TOKENS": f"ann:secret12,{name}:secret34"})
     assert f"`{name}`" in str(error)

@@ -453,8 +453,8 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
     assert list(await backend.discover()) == []
 
 
-async def test_a_quick_look_reports_only_ready_workloads_as_ready(bench, backend):
-    """A quick look may report nothing: some backends do not know the state without a request."""
+async def test_glance_reports_only_ready_workloads(bench, backend):
+    """`glance` may report nothing: some backends do not know the state without a request."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
     assert backend.glance("a") in {None, ready}
@@ -556,7 +556,7 @@ async def test_after_a_failure_the_name_of_the_workload_can_be_started_again(ben
 
 async def test_a_backend_adopts_running_workloads_after_a_crash(bench, backend):
     await backend.start(Order("a", bench.spec()))
-    after = bench.backend()  # The first one is not closed: its daemon was killed.
+    after = bench.backend()  # As after a kill: the first backend is not closed.
     assert [each.id for each in await after.discover()] == ["a"]
     assert (await after.status("a")).phase is Phase.READY
     adopted = await after.start(Order("a", bench.spec()))

@@ -38,7 +38,7 @@ def test_the_timeline_works_by_keys_and_by_mouse(page: Any, console_server: Seed
     page.get_by_text("of local, ").wait_for()
     page.get_by_role("combobox", name="Lines by").select_option("tenant")
     page.get_by_role("img", name="by tenant").wait_for()
-    legend.get_by_text("local").wait_for()  # A tenant's area includes all models.
+    legend.get_by_text("local").wait_for()  # A tenant's area includes all GPU models.
     page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 100, box["y"] + 50)

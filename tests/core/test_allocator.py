@@ -451,7 +451,7 @@ def test_a_follower_of_the_facts_gives_the_same_answers_and_indexes_the_waiters_
     follower.forget()
 
 
-def test_all_waiters_are_indexed_in_pieces() -> None:
+def test_the_index_of_many_waiters_is_built_in_steps() -> None:
     hand, follower = full(), Allocator()
     for number in range(2 * PIECE):
         hand.ask(ask(f"w{number}", ONE, wait=60.0))

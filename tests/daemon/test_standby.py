@@ -39,7 +39,7 @@ class OneElection:
 
 
 class Following:
-    """A follower that only has the time of its last look."""
+    """A follower that only has the time of its last read."""
 
     known_at = 90.0
 

@@ -1,7 +1,7 @@
-"""A separate Podman for tests, above a store of images that is made once per machine.
+"""A separate Podman for tests, with a store of images that is made once per machine.
 
-The store has a Debian with Python, which `debootstrap` makes, and above it all that the Dockerfile
-installs before it copies a source. The tests build the rest. `.ci/run` makes the store early,
+The store has Debian with Python, made by `debootstrap`, and on top of it all that the Dockerfile
+installs before it copies a source file. The tests build the rest. `.ci/run` makes the store early,
 beside the fast tests: `python tests/end_to_end/image_store.py`.
 """
 

@@ -69,9 +69,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def worst_beside_slow_readers(running: Running, sent: bytes) -> float:
-    """Return the highest CPU seconds of the daemon before its answer to a small request.
+    """Return the most CPU seconds that the daemon used before it answered a small request.
 
-    CPU time of the daemon shows how long the request waited, without other programs' work.
+    This CPU time shows how long the request waited, without the work of other programs.
     """
     url = urlsplit(running.http)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)

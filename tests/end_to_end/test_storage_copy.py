@@ -252,7 +252,7 @@ def test_a_data_folder_used_with_a_database_refuses_servers_and_backups(
     said = invoke("backup", copy, "--data", data)
     assert (said.returncode, "are old. Copy the database with pg_dump" in said.stderr) == (1, True)
     assert not copy.exists()
-    with daemon(data):  # From now on, the ledger in the folder counts again.
+    with daemon(data):  # From now on, this server uses the ledger in the folder.
         assert invoke("backup", copy, "--data", data).returncode == 0
 
 

@@ -52,7 +52,7 @@ def requirements(names: list[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a distribution is installed; requirements of other systems are not."""
+    """Return whether a distribution is installed; those for other operating systems are not."""
     try:
         distribution(name)
     except ModuleNotFoundError:

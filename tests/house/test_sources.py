@@ -373,7 +373,7 @@ PORTS = (
 DECLARATIONS_MAX = 3
 """Maximum declarations of an operation: the endpoint, the Protocol, the store."""
 PLACES = tuple(f"server/moorage/{each}/" for each in ("web", "protocol", "catalog", "daemon"))
-# Each noun of the endpoints, and the end of the name of the class that serves it.
+# By noun of the endpoints: how the names of the classes that serve it end.
 NOUNS = {"cluster": ("Clusters", "DocumentCollection"), "metrics": ("Metrics",)}
 
 

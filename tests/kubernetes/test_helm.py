@@ -310,7 +310,8 @@ def test_the_two_pods_of_one_template_avoid_each_other(offline: Helm) -> None:
         (only,) = affinity["podAntiAffinity"][kind]
         return only["podAffinityTerm"]
 
-    # During a rollout the old pods have the same labels: counted, they pull new ones together.
+    # In a rollout, old pods have the same labels; without this key they also count, and push new
+    # pods onto one node.
     assert term("1.31.0")["matchLabelKeys"] == ["pod-template-hash"]
     assert "matchLabelKeys" not in term("1.30.0"), "Kubernetes 1.28 refuses unknown fields"
 

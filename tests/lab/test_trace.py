@@ -122,7 +122,7 @@ def test_the_sum_of_arrivals_reaches_the_limit_and_does_not_exceed_the_limit():
     assert order[:25] != pods
     assert set(order[25:]) <= set(pods)  # … and then draws from it,
     total = sum(pod.demand_milli for pod in order)
-    assert 26_000 - 1000 <= total <= 26_000  # … until the next one would be too many.
+    assert 26_000 - 1000 <= total <= 26_000  # … until the next pod would exceed the limit.
 
 
 def test_arrivals_depend_on_the_seed_and_not_on_the_order_of_the_file():

@@ -190,7 +190,7 @@ def test_stored_facts_are_read_back_unchanged(record: type[Any]):
     come_back()
 
 
-def test_a_stored_grant_leaves_out_what_the_request_did_not_say():
+def test_a_stored_grant_leaves_out_fields_that_the_request_omits():
     """Half of the ledger would be defaults; other releases read the fields' defaults, too."""
     lease = Lease(
         RequestId("r-1"),

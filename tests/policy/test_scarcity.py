@@ -63,7 +63,7 @@ def prices_of(kinds, view):
 
 
 @given(kinds=KINDS, states=STATES)
-def test_places_and_prices_agree_with_the_definition(kinds, states):
+def test_prices_follow_their_definition(kinds, states):
     fleet = fleet_of("ABC")
     for row, (cores, gpus) in enumerate(states):
         fleet.set_capacity(row, 1000 * cores, 9, gpus)

@@ -59,7 +59,7 @@ async def test_every_operation_has_schemas_of_request_and_answer(client):
             assert answers, (method, path)
             known = {"200", "201", "503"} | (REFUSALS if path == "/allocate" else set())
             for status, answer in answers.items():
-                assert status in known  # No status of the framework itself.
+                assert status in known  # The web framework adds no status of its own.
                 (content,) = answer["content"].values()
                 assert is_typed(content["schema"]), (method, path, status)
 

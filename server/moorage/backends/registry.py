@@ -89,7 +89,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Arguments from `moored doctor` for a kind that it examines.
+    """The input when `moored doctor` examines a kind of backend.
 
     Args:
         data_dir: The server's data folder.

@@ -80,7 +80,7 @@ class ObjectSession(ABC):
         self._refused[name] = asyncio.Event()
         answer = await self._client.post(self.path, json=self.body(name))
         if answer.is_error:
-            raise CommandError(f"no object: {answer.text[:500]}")
+            raise CommandError(f"the API server created no object: {answer.text[:500]}")
         return name
 
     @contextlib.asynccontextmanager

@@ -140,7 +140,7 @@ class DocumentSearch:
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
-        """Return all clusters, the most similar first; see `query.nearest`.
+        """Return all clusters, those most similar to `like` first; see `query.nearest`.
 
         Args:
             like: The id of a known cluster, or a part of a cluster document.
@@ -168,7 +168,7 @@ class DocumentSearch:
 
         The result is None for a condition of another form, which the thread must evaluate.
         """
-        name = text_at(condition, key)  # Documents are stored by this field.
+        name = text_at(condition, key)  # `entries` has the same key.
         return [name] if name in entries and not self._closed else None
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -175,7 +175,7 @@ def _audit_log(config: Config) -> DoctorFinding:
 def _has_facts(folder: Path) -> bool:
     try:
         return read_marks(folder / LEDGER_FILE)[0].first > 0
-    except OSError:  # The finding about the ledger says so.
+    except OSError:  # The finding about the ledger reports this error.
         return False
 
 

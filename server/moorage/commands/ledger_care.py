@@ -88,7 +88,7 @@ class RepairReport:
     Args:
         damage: One sentence per fault; empty: nothing is damaged.
         lost: One sentence per loss.
-        stays: Sentences with the amounts that remain.
+        stays: Sentences that say how many facts and records remain.
         copy: Folder of the damaged files; None: nothing was changed.
     """
 

@@ -181,8 +181,8 @@ async def _until_end(
     await asyncio.gather(*ends, return_exceptions=True)
     code = _code(daemon, error)
     if asyncio.all_tasks() - {asyncio.current_task()}:
-        # A backend is in the midst of an order that it finishes even when cancelled, in threads
-        # that Python would wait for. The next start finds its workloads, as after a crash.
+        # Python would wait for threads in which a backend finishes an order, even if it is
+        # cancelled. So end now: the next start finds the workloads, as after a crash.
         log.end_process(code)
     # The signal handlers end with the loop; a further signal would then change the exit code.
     for number in (*_STOP_SIGNALS, signal.SIGHUP):

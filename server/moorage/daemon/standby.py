@@ -195,7 +195,7 @@ class Standby:
         return is_ready, {"role": "standby", **self._addresses(), **known}
 
     def reads(self) -> StandbyReads:
-        """Return the functions by which HTTP refuses reads, or adds their age to answers."""
+        """Return the functions with which HTTP refuses a read, or adds the age of the data."""
         return StandbyReads(refusal=self.refusal, doubt=self.doubt, headers=self._headers)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
@@ -269,7 +269,7 @@ class Standby:
             self._refuse(to, message, self.refusal())
         elif to.session in self._sessions and self.is_idle(to.session):
             taking = self._heir.request(to, caller, message, warnings)
-            if isinstance(taking, Coroutine):  # The next message waits for no future.
+            if isinstance(taking, Coroutine):  # The next message must not wait for a future.
                 await taking
 
     async def _request_later(
@@ -279,7 +279,7 @@ class Standby:
         reading, wanted = self.reading, getattr(message, "min_revision", 0)
         if reading is not None and await reading.following.has(wanted) and reading == self.reading:
             taking = reading.router.request(to, caller, message, warnings)
-            if isinstance(taking, Coroutine):  # The next message waits for no future.
+            if isinstance(taking, Coroutine):  # The next message must not wait for a future.
                 await taking
             return
         why = f"must reflect fact {wanted}, which did not arrive within {WAIT_SECONDS_MAX:g} s"

@@ -204,7 +204,7 @@ class GatewayConnection(ServerConnection):
         self._eof = self._turn is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the registry after reading the remaining bytes; at once after an error."""
+        """Leave the registry once all received bytes are read; after an error, leave at once."""
         if self._turn is not None and exc is None and self._unread:
             self._lost = True
             return

@@ -216,9 +216,9 @@ def _check_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterato
 
 
 def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[FactRow], str]]:
-    """Read all facts that SQLite can read, some at a time.
+    """Read all readable facts, in ranges of `_WINDOW` facts.
 
-    The bounds of the reads are always the same: in a damaged tree, other bounds find other facts.
+    Every walk reads the same ranges: in a damaged SQLite file, other ranges find other facts.
 
     Returns:
         For each range: its name, its readable facts, and why its other facts cannot be read.

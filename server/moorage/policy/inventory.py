@@ -361,7 +361,7 @@ class NodeInventory:
     def changed_since(self, version: int) -> list[int] | None:
         """Return the rows that changed after `version`, oldest change first, each once.
 
-        If the caller is too far behind, or the inventory changed: None, and all rows must be read.
+        None: read all rows again, since rows were added or removed, or `version` is too old.
         """
         return None if version < self._layout_version else self.rows_since(version)
 

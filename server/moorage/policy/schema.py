@@ -50,7 +50,7 @@ _LONG: Final = 1e300
 
 
 class SchemaError(ValueError):
-    """A schema without a meaning, or a value that breaks its schema.
+    """An invalid schema, or a value that its schema refuses.
 
     Args:
         path: The place, as a dotted path; list elements as `[3]`.

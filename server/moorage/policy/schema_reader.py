@@ -158,7 +158,7 @@ class _Reader:
             return self.fields(document, path, 1)
         entry = self.entry(document, path, 1)
         if entry.kinds == ("array",) and entry.items is not None:
-            entry = entry.items  # Of a list, each element is checked.
+            entry = entry.items  # Each element of a list is checked.
         if entry.properties is not None or entry.kinds == ("any",):
             return entry.properties
         if "object" in entry.kinds:

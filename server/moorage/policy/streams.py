@@ -50,8 +50,8 @@ class RequestStreams:
     ) -> None:
         self._length = length = max(STREAM_LENGTH, 5 * width)
         self._width = width
-        # A GPU's free milli and its index in one number, so that no two GPUs are equal. Free
-        # milli below zero wrap to what is larger than any.
+        # One number has a GPU's free milli and its index, so no two GPUs are equal. A number
+        # below zero wraps around to one above all others.
         self._type = np.dtype(np.uint16 if GPU_MILLI * width + width < 1 << 15 else np.uint32)
         drawn = np.stack([self._draw(each, length, seed) for each in weights])
         # The end of every stream is a request of nothing.

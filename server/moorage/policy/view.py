@@ -87,7 +87,7 @@ class FleetView:
             raise AttributeError(f"{name}: a policy reads the fleet and cannot change it")
         try:
             value = getattr(self._fleet, name)
-        except AttributeError as error:  # Python compares with the names of what has none: ours.
+        except AttributeError as error:  # Python suggests similar names of `obj`: the view's.
             error.obj = self
             raise
         if isinstance(value, np.ndarray):

@@ -42,7 +42,7 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
     try:
         return _value(memoryview(encoded), LEVELS_MAX)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(encoded)  # Raises an error with the byte in the whole text.
+        return msgspec.json.decode(encoded)  # Its error names the byte in the whole text.
 
 
 def _value(encoded: memoryview, levels: int) -> JsonValue:
@@ -123,7 +123,7 @@ def _rows(value: Sequence[JsonValue]) -> Iterator[bytes]:
             yield from _pieces(value[at])
             at += 1
         else:
-            # As many as are allowed if all cost as much as the first: rows are mostly alike.
+            # Rows mostly cost the same: the first row's cost decides how many are encoded at once.
             most = min(ROWS_MAX, max(1, VALUES_MAX // cost))
             yield msgspec.json.encode(value[at : at + most])[1:-1]
             at += most

@@ -243,5 +243,5 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
             reply = read_record(Reply, document)
         reply.error  # noqa: B018  # Raises if it cannot be read.
     except (ValueError, RecursionError) as error:
-        raise BadReply(f"the server sent what is not a reply: {error}") from error
+        raise BadReply(f"the server sent no valid reply: {error}") from error
     return reply if reply.data is not UNSET else msgspec.structs.replace(reply, data=None)

@@ -277,7 +277,7 @@ def _needles(tree: _Tree) -> tuple[str, ...]:
             case _OneOf(ranges=((low, high),)) if low == high:
                 runs[-1] += chr(low)
             case _Repeat(part=_OneOf(ranges=((low, high),)), least=least) if low == high:
-                # The least number, and then possibly more.
+                # Every match has at least this many; more may follow.
                 runs[-1] += chr(low) * least
                 runs.append("")
             case _Edge():

@@ -68,7 +68,7 @@ def _steps(text: str) -> tuple[_Step, ...]:
 
 
 def _spellings(part: str, number: int, parts: int) -> tuple[str, ...]:
-    # Only the first part and the last have two spellings, so that a path never has many.
+    # Only the first and the last part have several spellings, so a path has few.
     if number == 0 and part in _NODES:
         return (part, *(name for name in _NODES if name != part))
     if number == parts - 1 and (load := _LOAD.fullmatch(part)):

@@ -109,7 +109,7 @@ def _distances(
     (reference,) = reader(mean)(like) or (None,)
     if reference is None or not np.isfinite(reference):
         return None
-    # Halves, because the range of floats is larger than a float.
+    # Halves: the difference of two floats may exceed the largest float.
     values = index.column(mean).low[rows] / 2
     reference = reference / 2
     finite = np.isfinite(values)

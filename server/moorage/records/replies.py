@@ -399,7 +399,7 @@ class Consequences(Struct):
 class ResumedWaiter(Struct):
     """A request without an answer; `message` is the `id` of its message.
 
-    `position`: the request's recent place in the queue; null: none, or not known.
+    `position`: the request's last known place in the queue; null: not in the queue, or unknown.
     """
 
     request: str

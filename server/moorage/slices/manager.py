@@ -396,7 +396,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return f"; last error: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Give each number below `size` a slice, surplus slices before new ones; end the rest."""
+        """Fill free numbers below `size`: first with slices of higher numbers, then with new ones.
+
+        All other slices of higher numbers end.
+        """
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)

@@ -66,7 +66,7 @@ def test_an_invalid_file_name_is_refused(name):
 
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
-def test_a_policy_may_have_a_python_type_or_no_type(kind):
+def test_the_types_of_python_policies_and_no_type_are_accepted(kind):
     """A null field counts as missing, since stored documents have all fields, even unused ones."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 

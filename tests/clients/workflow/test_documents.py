@@ -1,4 +1,4 @@
-"""Each test has the words of a sentence of the document that workflows implement.
+"""Tests the document that workflows implement; each test is named after one of its sentences.
 
 If the document contradicts the program that it describes, a comment in the test has the decision.
 `test_executors.py` tests order, capacity, failure and release on random graphs.

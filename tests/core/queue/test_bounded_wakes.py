@@ -88,7 +88,7 @@ def test_a_release_examines_a_bounded_number_of_waiters_per_tenant(
     hand: Hand, each: Any, ends: list[str]
 ) -> None:
     for number in range(MANY):
-        # None of them is looser than another one.
+        # No demand contains another: each needs less of one resource and more of the other.
         wait(
             hand,
             f"m{number}",

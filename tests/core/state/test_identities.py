@@ -134,7 +134,7 @@ def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
     assert twins(hand) == {}
 
 
-def test_the_node_of_a_machine_that_has_capacity_stays_the_same_when_nodes_are_reordered() -> None:
+def test_a_duplicate_node_that_is_listed_first_does_not_take_the_capacity() -> None:
     hand = Hand()
     old = machines("c", ("machine m",))
     hand.see(old)

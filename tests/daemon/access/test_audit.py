@@ -174,7 +174,7 @@ def test_the_next_entry_of_a_truncated_log_reports_the_loss(tmp_path: Path, left
     assert read_end(tmp_path).number == left + 3
 
 
-def test_an_entry_about_a_cut_is_none_if_a_caller_asked_for_it_by_this_name(tmp_path: Path) -> None:
+def test_a_caller_cannot_forge_an_entry_about_a_cut(tmp_path: Path) -> None:
     about = {"what": "audit.cut", "noted": 9}
     files(tmp_path).append([AuditEntry(1.0, "right.refused", about=about)], 0)
     assert verify(tmp_path)[1].number == 1

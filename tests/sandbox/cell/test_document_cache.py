@@ -81,7 +81,7 @@ async def test_all_documents_are_sent_soon_whatever_the_order_of_reading(make_si
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
     assert await site.read([site.ids[37], site.ids[39]]) == ([1] * 2, 1)
-    assert await site.read([site.ids[13]]) == ([1], 0)  # The host began again at the first.
+    assert await site.read([site.ids[13]]) == ([1], 0)  # The host continued at the first document.
     assert await site.read([site.ids[14], site.ids[19]]) == ([1] * 2, 1)
 
 

@@ -210,7 +210,7 @@ async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared_bench)
 
 
 @IN_ONE_LOOP
-async def test_the_error_about_a_feature_that_cells_lack_explains_the_lack(shared_bench):
+async def test_the_error_about_a_missing_feature_of_cells_says_what_cells_lack(shared_bench):
     files, others = (
         "A cell has no files: put the content",
         "A cell has no network, no threads and no",

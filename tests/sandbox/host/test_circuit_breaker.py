@@ -122,7 +122,7 @@ def test_hangs_with_long_pauses_between_them_never_open_the_breaker(circuits):
         now += FORGIVEN_SECONDS / LIMIT + 1.0  # The second of the hang itself cancels no overrun.
 
 
-def test_the_time_that_a_policy_hangs_cancels_no_overruns():
+def test_the_duration_of_a_hang_cancels_no_earlier_overrun():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
     circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]

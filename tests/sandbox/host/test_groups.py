@@ -139,7 +139,7 @@ async def test_a_formerly_slow_tenant_gets_turns_beside_a_busy_tenant(make_bench
     for n in range(5):
         before = served
         assert await bench.value(code, {"n": n}, tenant=A) == n
-        # At most the requests in one cell's pipe, while the other cell continues.
+        # `A` waits at most for one cell's pipe; the other cell serves `B` meanwhile.
         assert served - before < 20 * limits.pipeline_max
     stop.set()
     await asyncio.gather(*flood)

@@ -93,7 +93,7 @@ def _live(module: str, qualified: str) -> FunctionType:
     found: Any = import_module(module)
     for name in qualified.split("."):
         found = vars(found)[name]
-    for wrapper in ("fget", "func", "__func__"):  # Of a property, a cached one, a class method.
+    for wrapper in ("fget", "func", "__func__"):  # property, cached_property, classmethod
         found = getattr(found, wrapper, found)
     function = inspect.unwrap(found)
     assert isinstance(function, FunctionType), f"{module}.{qualified} is not a function"

@@ -126,7 +126,7 @@ def is_own(model: Any, lease: Any, share: Share) -> bool:
 
 
 def beyond_own(model: Any, pair: Pair, tenant: str) -> Counter[str] | None:
-    """Return the free part of a node beyond a tenant's reservations; None if it has none there."""
+    """Return the free part of a node beyond a tenant's reservations; None: no reservation there."""
     node = model.node(Share(*pair))  # type: ignore[arg-type]  # As above.
     if node is None:
         return None

@@ -361,7 +361,7 @@ class Witness:
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
-        # After that many consultations the refusal is final; a repeated request has none.
+        # After CONSULTS_MAX consultations a refusal is final; a repeated request is not consulted.
         consulted = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
         if self.world.honest and consulted and answer.code is Code.POLICY_DECLINED:
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or hidden_demand(ask)

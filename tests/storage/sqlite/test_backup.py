@@ -118,9 +118,7 @@ def test_a_backup_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
     assert stat.S_IMODE(copy.stat().st_mode) == 0o700
 
 
-def test_a_backup_remembers_that_there_were_tokens_and_a_folder_without_them_has_none(
-    tmp_path: Path,
-) -> None:
+def test_a_restored_folder_that_lost_its_tokens_is_refused(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     with closing(SqliteStorage(data).tokens()) as tokens:
         tokens.insert(TokenRow("ci", "d", "client", "ann", 1.0))

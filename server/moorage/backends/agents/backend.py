@@ -91,7 +91,7 @@ class AgentMachine:
         self._measured = b"", 0.0
         self._ending: asyncio.Future[list[None]] | None = None  # Stops workloads without a lease.
         self._is_known = False  # Whether this server has listed its workloads.
-        self._change: asyncio.Event | None = None  # None saves memory while no task waits.
+        self._change: asyncio.Event | None = None  # Exists only while a task waits: saves memory.
 
     @property
     def link(self) -> AgentLink | None:

@@ -105,7 +105,7 @@ class Processes(LocalWorkloads):
         known = {self._mark(each.id) for each in found}
         for mark in marks.marks_below(self._mark("")) - known:
             lost = self._store.name_of(Path(mark))
-            if lost is None:  # A shortened name; no lease has one.
+            if lost is None:  # A shortened name, which no lease has.
                 marks.kill_workload(mark)
                 continue
             self._begun.add(lost)
@@ -150,7 +150,7 @@ class Processes(LocalWorkloads):
                 self._watcher.signal(*watched, number)
         limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
         if stop_seconds_max is not None and stop_seconds_max < limit - STOP_SPARE_SECONDS:
-            limit = stop_seconds_max  # The supervisor would wait longer.
+            limit = stop_seconds_max  # Do not wait as long as the supervisor does.
         if ended is not None:
             with contextlib.suppress(TimeoutError):  # `_sweep` kills it then.
                 async with asyncio.timeout(limit):

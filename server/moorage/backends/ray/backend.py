@@ -292,7 +292,7 @@ class RayBackend(CommonBackend):
                 elif _report(name, found[name]).phase.over:
                     self._tell(_report(name, found[name]))
         except BackendError:
-            return  # Repeated when Ray answers again.
+            return  # `_look_again` repeats this when Ray answers again.
 
     @contextlib.contextmanager
     def _in_hand(self, workload: str) -> Iterator[None]:

@@ -55,7 +55,7 @@ def room(
         without: A lease that counts as free.
 
     Returns:
-        The amounts, negative where short; None if the whole node is reserved or no longer exists.
+        The amounts; negative: missing. None if the whole node is reserved or no longer exists.
     """
     row = state.fleet.row(*place)
     if row is None:
@@ -91,8 +91,8 @@ def parts_reserved_by_others(
         tenant: The lease's tenant.
         now: Seconds since the epoch.
         until: The end of the lease.
-        ignore_leases: Whether to assume that all leases have ended: then only the reserved parts
-            are returned, without the parts that the tenants of the reservations hold.
+        ignore_leases: Whether to assume that all leases have ended. Then only reserved parts are
+            returned, without those that leases of the reservations' own tenants hold.
         only_own: Nodes on which the lease may use only the tenant's own reserved part.
 
     Returns:

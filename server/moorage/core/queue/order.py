@@ -398,7 +398,7 @@ class WaitingQueue:
         return self._first
 
     def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
-        """Reserve nodes for a line; formerly reserved nodes are open to others again."""
+        """Reserve these nodes for a line, in place of all nodes reserved before."""
         free = set(self._reserved) - set(nodes)
         self.head, self._reserved, self._find_reserved = head, nodes, None
         if free:
@@ -406,9 +406,9 @@ class WaitingQueue:
             self._ranking.grew(free, wanted=False)
 
     def reserve_later(self, head: WaiterLine, find: Callable[[], Nodes]) -> None:
-        """Reserve nodes for a line like `reserve`, but choose them only when another request asks.
+        """Reserve nodes for a line like `reserve`, but call `find` only when another request comes.
 
-        While a line waits alone, its policy mostly answers before another request asks.
+        While a line waits alone, its policy mostly answers before another request comes.
         """
         if self._reserved and len(self._lines) > 1:  # Others may use nodes that are freed here.
             self.reserve(head, find())

@@ -99,7 +99,7 @@ class WakeLimits(NamedTuple):
     """Classes of waiters that this turn may not serve.
 
     Args:
-        capped: Policies at their limit of consultations, with the highest priority to skip.
+        capped: By policy at its limit of consultations: the priority up to which to skip waiters.
         spent: Tenants whose waiters were checked often enough in this turn.
     """
 
@@ -282,7 +282,7 @@ class Ranking:
         self._classes["fresh"][row] = True
 
     def note_refused_class(self, row: int, changes: int) -> None:
-        """Store the value of `changes` at which a class did not fit; `UNJUDGED`: not known."""
+        """Record that a class did not fit at this value of `changes`; `UNJUDGED`: forget it."""
         self._classes["refused_at"][row] = changes
 
     def note_judgement(self, row: int) -> None:
@@ -290,7 +290,7 @@ class Ranking:
         self._classes["fresh"][row] = False
 
     def note_refusal(self, row: int, changes: int, reserved: Nodes) -> None:
-        """Store the value of `changes` at which a class, and those of equal demand, did not fit."""
+        """Record that a class, and all of equal demand, did not fit at this value of `changes`."""
         shapes = self._classes["shape"]
         alike: Bools | int = row
         if self._shapes.users[self._by_row[row].shape] > 1:

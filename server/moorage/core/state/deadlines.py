@@ -18,7 +18,7 @@ SPARE: Final = 1_000
 
 
 class Deadlines:
-    """Deadlines of leases, waiters and reservations; an outdated one is dropped once it is first.
+    """A heap of the deadlines of leases, waiters and reservations; `first` removes outdated ones.
 
     Args:
         of: Returns the present deadline of an object, in seconds since the epoch; None: no

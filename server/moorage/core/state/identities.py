@@ -41,7 +41,7 @@ class Identities:
             return cluster
         own = {(cluster.id, node.id) for node in cluster.nodes}
         removed = self._by_cluster.get(cluster.id, set()) - own
-        # Replaced nodes do not count, except nodes with leases.
+        # Ignore the replaced nodes of this cluster, and removed ones without leases.
         ignored = (own | removed) - (set(leased()) - own if removed else set())
         counting: dict[str, tuple[Place, Node]] = {}
         decided: dict[str, Node] = {}

@@ -214,7 +214,7 @@ class AgentStore:
         return token
 
     def note_joining(self, place: Place, now: float) -> None:
-        """Record that the node of an agent is put into its cluster before the agent has joined.
+        """Record a joining agent as forgotten: if the joining fails, the server removes its node.
 
         Raises:
             AgentStoreError: The change cannot be stored.

@@ -120,7 +120,7 @@ class Spans:
 
     async def close(self) -> None:
         """Send the queued spans within `CLOSE_SECONDS_MAX`."""
-        # The SDK waits for half a minute. Nothing waits for a thread like this when Python ends.
+        # The SDK waits for up to half a minute, but Python does not wait for a daemon thread.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_SECONDS_MAX)

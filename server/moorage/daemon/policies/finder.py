@@ -197,7 +197,7 @@ async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -
 
 
 async def fetch_policy(catalog: Catalog, uri: str) -> PolicyRecord:
-    """Return the policy of a URI, also one that only another store has.
+    """Return the policy of a URI; load it first if only an external store has it.
 
     Raises:
         ServiceError: `unknown_policy`, or the policy's store cannot be reached.

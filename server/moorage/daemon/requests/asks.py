@@ -134,7 +134,7 @@ class Asks:
         drawn = self._draw()
         request = RequestId(drawn[:8].hex())
         token = self._tokens.make(request)
-        ask = Ask(  # For more arguments with names than these, Python would make a dict.
+        ask = Ask(  # With more keyword arguments than these, Python would make a dict.
             request,
             tenant,
             record.ref,

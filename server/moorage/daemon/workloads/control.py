@@ -1,7 +1,7 @@
 """Carries out `Start`, `Stop` and `KeepWarm` at the backends, and posts their reports.
 
-Engines know a workload by the name of the lease for which it was started, also after another lease
-has taken the workload over.
+Backends know a workload by the name of the lease for which it was started, even after another lease
+has taken it over.
 
 Backends also report a workload that ends by itself. Its lease then ends, or waits for another
 place, as the core decides. A workload without a lease (its daemon was killed before the lease was

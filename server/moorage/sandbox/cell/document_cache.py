@@ -20,7 +20,7 @@ class DocumentCache:
     """Packed answers of the host, which reports when one of them is outdated.
 
     Args:
-        bytes_max: Bytes of all entries, with `KEPT_ENTRY_BYTES` for each.
+        bytes_max: Maximum size of all entries; each also counts `KEPT_ENTRY_BYTES`.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:

@@ -340,7 +340,7 @@ class Worker:
         argument = arguments[0]
         ahead: tuple[str, ...] = ()
         try:
-            if type(argument) is str:  # An id is the usual argument, and plain already.
+            if type(argument) is str:  # Usually an id, which needs no conversion.
                 cached = self._read_cached(method, argument) if self._keeping else None
                 if cached is not None:
                     return unpack(cached), "", 0

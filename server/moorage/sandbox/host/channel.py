@@ -58,7 +58,7 @@ class Owner(Protocol):
     meter: Meter | None
 
     def note_jail(self, cell: "Cell", frame: frames.CellJailed) -> None:
-        """Handle a new cell's report whether its jail is complete."""
+        """Handle the report of a new cell on whether its jail is complete."""
 
     def note_probe(self, cell: "Cell", outcome: str) -> None:
         """Handle the report of a cell that survived the attack that the self-test ordered."""
@@ -67,7 +67,7 @@ class Owner(Protocol):
         """Handle the report that a policy was loaded, or has faults."""
 
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """Handle the value that the first work in the cell's pipe returned."""
+        """Handle the result of the first work in the cell's pipe."""
 
     def fail_work(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
         """Handle the failure of the first work in the cell's pipe."""
@@ -318,7 +318,7 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the channel. A killed cell may reset it."""
         del exc
-        late = self._traceback is not None  # Past the deadline, whatever the cause of death.
+        late = self._traceback is not None  # Past the deadline, however the cell ended.
         if self.alive and not (late and self._process.in_touch):
             self._owner.drop_cell(self, "exit")
 
@@ -464,7 +464,7 @@ class Cell(asyncio.Protocol):
         if head.call is not None:
             raise answers.BreachError("it sent a second question before the answer to the first")
         assert self._transport is not None  # Bytes were just read from it.
-        # An honest cell has only frames of the pipe left to read, and those are counted.
+        # An honest cell has at most the pipe's frames left to read; `_sent_bytes` is their size.
         if self._transport.get_write_buffer_size() > self._sent_bytes:
             raise answers.BreachError("it sent a second question before it read the answer")
         head.calls += 1

@@ -494,5 +494,5 @@ def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     named = {share.cluster_id for share in shares}
     known = {name: Cluster(name, ()) for name in named if fleet.part(name) is not None}
     verdict = verify(ask, shares, fleet, known, work.consult.reserved)
-    seen = work.fleet_version == fleet.version  # The policy saw this very fleet.
+    seen = work.fleet_version == fleet.version  # The policy saw the present fleet.
     return isinstance(verdict, Unsound) or (isinstance(verdict, Stale) and seen)

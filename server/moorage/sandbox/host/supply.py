@@ -125,7 +125,7 @@ class CellSupply:
         return [cell for cell in cells if cell.worker and cell.worker not in avoided]
 
     def _here(self, wanting: Group, work: Work, held: int, now: float) -> Spawner | None:
-        # A burst leaves a quarter to policies without cells: they must not wait for others.
+        # Policies with cells leave a quarter free, so that policies without cells need not wait.
         reserved = self._limits.cells_max // 4 if wanting.cells else 0
         taken = sum(not cell.worker for cell in self._group_of) + self._spawner.spawning
         if taken < self._limits.cells_max - reserved:

@@ -295,8 +295,8 @@ class Leadership:
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
                 # Waits for a running commit of the former server; its later commits find this
-                # epoch. A former server that was stopped in a transaction would lock the row for
-                # long.
+                # epoch. If the former server was paused in a transaction, the row stays locked:
+                # then end its session.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     self.epoch = int(_first(connection, "take_epoch"))
                     return

@@ -189,7 +189,7 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
 
 
 def _copy_tokens(source: Path, copy: Path) -> None:
-    was_marked = tokens_mark(source).exists()  # First: tokens may be created during the copy.
+    was_marked = tokens_mark(source).exists()  # Before the copy: tokens may come during it.
     _copy_shared(source, copy)
     has_tokens = False
     if copy.exists():

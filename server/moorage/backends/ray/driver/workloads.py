@@ -446,7 +446,7 @@ class Workloads:
         if why := self._dead_node(shape):
             return why
         missing = set(range(shape.actors)) - {each.index for each in members}
-        if not missing or not members:  # If all are gone, callers report it.
+        if not missing or not members:  # If no actor remains, the caller reports it.
             return ""
         where = ", ".join(shape.node(index) or f"rank {index}" for index in sorted(missing))
         return f"the actor on node {where} is gone; {len(members)} of {shape.actors} actors remain"
