@@ -9,6 +9,7 @@ import pytest
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.web.identity import LOOK_SECONDS
 from moorage.web.server import WebServer
 from moorage.web.services import StandbyReads, StandbyServices
 
@@ -29,6 +30,10 @@ async def test_the_http_server_leaves_the_signal_handlers_of_the_daemon(site):
     await server.close()
 
 
+async def unreadable(token):
+    return False
+
+
 async def test_close_of_the_http_server_lets_requests_finish_and_can_be_repeated(site, caplog):
     with caplog.at_level(logging.WARNING):
         waiting = asyncio.create_task(site.client.post("/allocate", content=b"hold"))
@@ -41,6 +46,21 @@ async def test_close_of_the_http_server_lets_requests_finish_and_can_be_repeated
     assert answer.status_code == 200
     with pytest.raises(httpx.ConnectError):
         await site.client.get("/healthz")
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_waiting_request_ends_with_its_callers_token(site, caplog, monkeypatch):
+    with caplog.at_level(logging.WARNING):
+        waiting = asyncio.create_task(site.client.post("/allocate", content=b"hold"))
+        await asyncio.wait_for(site.house.holds.wait(), 60)
+        monkeypatch.setattr(site.house, "pending", unreadable)
+        monkeypatch.setattr(site.house, "authenticate", lambda bearer: None)
+        await asyncio.sleep(3 * LOOK_SECONDS)  # Looks that learn nothing must not end the request.
+        assert not waiting.done()
+        monkeypatch.setattr(site.house, "pending", lambda token: None)
+        answer = await asyncio.wait_for(waiting, 20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+    assert not site.house.let_go.is_set()
     assert "Traceback" not in caplog.text
 
 

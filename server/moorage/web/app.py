@@ -34,13 +34,14 @@ from moorage.web.bodies import (
 from moorage.web.checks import Dated, HeadAsGet, is_read
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.console_sign_in import console_sign_in_routes
+from moorage.web.identity import identify, unknown_caller
 from moorage.web.notes import Noted, remote_of
 from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, WebType, operation, text_operation
 from moorage.web.services import Console, StandbyServices, WebServices
-from moorage.web.sign_in import sign_in_routes, wait_for_issuer
+from moorage.web.sign_in import sign_in_routes
 from moorage.web.specifications import specification_routes
 
 _WRONG_METHOD: Final = 405
@@ -110,24 +111,14 @@ def _authentication(
     reads = None if isinstance(services, StandbyServices) else services.standby
 
     async def authenticate(request: Request) -> None:
-        token, readable = token_of(request.headers.getlist("authorization"))
-        if readable:
-            await wait_for_issuer(services.pending, token)
-        caller = services.authenticate(token) if readable else None
-        if caller is None and token is None:
-            login = login_of(services.console, request)
-            caller = None if login is None else login.caller
+        caller = await identify(services, request)
         client = request.client
         if caller is None:
+            token, _ = token_of(request.headers.getlist("authorization"))
             why = services.why_refused(token)
             services.audit.note_failed_login(client.host if client else "", "http", why)
             await services.audit.flush()
-            raise ServiceError(
-                Code.UNAUTHORIZED,
-                "the request has no valid token; send `Authorization: Bearer <token>`",
-                field="authorization",
-                expected="Bearer <token>",
-            )
+            raise unknown_caller()
         setattr(request.state, CALLER, caller)
         setattr(request.state, TENANT, caller.tenant)
         ON_BEHALF_OF.set(caller.tenant)

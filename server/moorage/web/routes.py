@@ -36,6 +36,7 @@ from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import success as _success
 from moorage.web.changes import find_former, note_change
 from moorage.web.connections import LEFT
+from moorage.web.identity import ending_with_token
 from moorage.web.notes import remote_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -431,7 +432,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         trace = request.headers.get("traceparent", "")
         origin = caller_of(request), remote_of(request.scope)
-        status, answer = await allocate_for(body, *origin, trace)
+        with ending_with_token(services, request):
+            status, answer = await allocate_for(body, *origin, trace)
         return verdict(status, answer)
 
     return router
