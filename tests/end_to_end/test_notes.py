@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from served import cluster, policy, serving, until
+from served import cluster, invoke, policy, serving, until
 
 from moorage.web.notes import READS
 
@@ -58,13 +58,14 @@ def managed_policy(name):
 
 
 @pytest.fixture(scope="module")
-def notes_server():
+def notes_server(tmp_path_factory):
     variables = {
         "MOORAGE_TOKENS": "ann:sesame",
         "MOORAGE_OPERATORS": "ann",
         "MOORAGE_LOG_LEVEL": "info",
     }
-    with serving(environment=variables, bearer="sesame") as server:
+    data = tmp_path_factory.mktemp("notes")
+    with serving(data, environment=variables, bearer="sesame") as server:
         yield server
 
 
@@ -167,6 +168,11 @@ def test_a_call_of_management_over_the_socket_has_a_log_line(noting):
     line = changes(noting)[-1]
     assert (line["who"], line["what"], line["action"]) == ("ann", "manage", "look")
     assert line["remote"].startswith("127.0.0.1:")
+    audited = ("audit", "--what", "policy.managed", "--json", "--data", noting.data)
+    until(lambda: invoke(*audited).stdout)
+    entry = json.loads(invoke(*audited).stdout)
+    assert entry["about"] == {"uri": "own:1-x", "action": "look"}
+    assert (entry["who"], entry["remote"]) == ("ann", line["remote"])
 
 
 def test_a_flush_has_its_log_line(noting):

@@ -464,7 +464,7 @@ def make_requests(
         config.lease_ttl_seconds_max,
         state,
         config.tenant_watchers_max,
-        stores.audit.note_surplus,
+        stores.audit,
         catalog.memory.owner,
     )
     return RequestParts(

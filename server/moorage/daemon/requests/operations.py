@@ -3,6 +3,7 @@
 The router passes these messages; `admission` handles requests for a placement.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
@@ -29,6 +30,7 @@ from moorage.core.turns.events import (
     SessionLost,
     UnreserveAsked,
 )
+from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.rates import WATCHERS
 from moorage.daemon.agents.roster import AgentRoster
@@ -45,6 +47,8 @@ from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.model import ClusterId, Code, NodeId, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
+from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 log = structlog.get_logger("moored")
@@ -90,7 +94,7 @@ class Operations:
         ttl_seconds_max: Longest time that a lease may be renewed for.
         state: The core's state, which has the clusters; read only.
         watchers_max: Maximum sessions of one tenant that watch; 0: any number.
-        note_surplus: Notes a request beyond a limit of its tenant; see `AuditLog`.
+        audit: The audit log.
         cluster_owner: Returns the owner of a cluster; empty if unknown.
     """
 
@@ -102,7 +106,7 @@ class Operations:
     ttl_seconds_max: float
     state: State
     watchers_max: int
-    note_surplus: Callable[[str, str, str], None]
+    audit: AuditLog
     cluster_owner: Callable[[str], str]
 
     def drop_session(self, session: SessionId, tenant: Tenant) -> None:
@@ -164,7 +168,7 @@ class Operations:
                 self.replies.expect(to, ReplyContext(message.id, complete=self._add_owners))
                 self._list(to, "fleet", caller, message)
             case wire.Manage():
-                self.replies.answer_later(to, self._manage(to, tenant, message))
+                self.replies.answer_later(to, self._manage(to, caller, message))
             case wire.DecisionListing() | wire.DecisionFleet() | wire.PastFleet() | wire.WhatIf():
                 self.replies.answer_later(to, self.lookups.answer(message, caller))
             case wire.Logs() | wire.Exec() | wire.Files():
@@ -302,7 +306,7 @@ class Operations:
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
         most = self.watchers_max
         if most and self.watchers.others(to.session, caller.tenant) >= most:
-            self.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
+            self.audit.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
             reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
             return Refusal(
                 Code.BUSY, reason, "topics", "fewer watching sessions; close one of them"
@@ -348,11 +352,14 @@ class Operations:
             inquiry = replace(inquiry, filters=wanted, after=message.after, limit=message.limit)
         self.inbox.post(inquiry, tenant)
 
-    async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
-        uri, action = message.policy_rule_uri, message.action
-        whence = self.replies.remote(to)  # It is unknown once the session is over.
+    async def _manage(self, to: Address, caller: Caller, message: wire.Manage) -> Response:
+        uri, action, tenant = message.policy_rule_uri, message.action, caller.tenant
+        remote = self.replies.remote(to)  # It is unknown once the session is over.
         data = await self.management.run(uri, tenant, action, message.data)
-        _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
+        by = tenant, caller.role, caller.token_name, remote
+        about: JsonObject = {"uri": uri, "action": action}
+        self.audit.note(AuditEntry(time.time(), "policy.managed", *by, about))
+        _note(tenant, remote, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
 
 
