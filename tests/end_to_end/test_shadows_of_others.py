@@ -114,6 +114,19 @@ def test_the_report_of_a_shadow_hides_figures_of_few_answers(site):
     assert [each.status_code for each in answers] == [409, 403], "bob learns of no failure"
 
 
+def test_only_its_tenant_and_the_owner_of_the_alias_replace_or_stop_a_shadow(site):
+    ann, bob = site
+    post(ann, "shadow", SPY)  # An owner may replace a stranger's shadow.
+    path, body = "/policy-alias/side/shadow", {"policy_rule_uri": SPY}
+    for refused in (bob.http.post(path, json=body), bob.http.delete(path)):
+        assert refused.status_code == 403
+        assert "the tenant “ann”" in refused.json()["message"]
+    assert report(ann)["candidate"]
+    ann.http.delete(path).raise_for_status()
+    post(bob, "shadow", SPY)
+    post(bob, "shadow", SPY)
+
+
 def test_no_tenant_takes_over_an_alias_by_creating_it_again(site):
     ann, bob = site
     gone = bob.http.delete("/policy-alias/side")

@@ -68,7 +68,8 @@ class House:
     def check_cluster(self, caller, cluster_id):
         """Allow every caller to change every cluster."""
 
-    check_new_cluster = check_alias = check_metrics = check_block = check_cluster
+    check_new_cluster = check_alias = check_shadow = check_cluster
+    check_metrics = check_block = check_cluster
 
     async def check_policy(self, caller, uri):
         """Allow every caller to change every policy."""

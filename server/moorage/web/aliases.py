@@ -111,6 +111,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
     async def start_shadow(alias: str, request: Request) -> Response:
         """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
+        services.ownership.check_shadow(caller_of(request), alias)
         uri, before = choice.policy_rule_uri, _alias_document(services, alias)
         after = await services.aliases.start_shadow(alias, uri, who_of(request))
         return await _answer_change(request, before, after)
@@ -118,6 +119,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
     @router.delete("/policy-alias/{alias}/shadow", "Stop a shadow", _ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
         """Stop evaluating the candidate, and delete its report."""
+        services.ownership.check_shadow(caller_of(request), alias)
         before = _alias_document(services, alias)
         after = await services.aliases.stop_shadow(alias, who_of(request))
         return await _answer_change(request, before, after)

@@ -143,6 +143,9 @@ class OwnershipChecks(Protocol):
     async def check_alias(self, caller: Caller, alias: str, /) -> None:
         """Check that a caller may change or delete an alias."""
 
+    def check_shadow(self, caller: Caller, alias: str, /) -> None:
+        """Check that a caller may replace or stop the shadow of an alias, if it has one."""
+
 
 class SignInFlow(Protocol):
     """The sign-in of a browser at an issuer, and its sign-out there."""

@@ -114,6 +114,12 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         return self.owner == who
 
     @property
+    def shadow_owner(self) -> str:
+        """The tenant that started the last shadow; empty if there was none."""
+        changes = (each for each in reversed(self.history) if each.what == "shadow_started")
+        return next((each.who for each in changes), "")
+
+    @property
     def former(self) -> str:
         """The version that was active before the present one; empty if there was none."""
         return self._former.version

@@ -190,6 +190,20 @@ class Ownership:
         if owner not in {"", caller.tenant}:
             raise _refusal(caller, Right.POLICY_ALL, does, "alias")
 
+    def check_shadow(self, caller: Caller, given: str) -> None:
+        """Refuse to replace or stop another tenant's shadow, unless the alias is the caller's.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+        """
+        alias = self.find_alias(given)
+        if alias is None or not alias.shadow or caller.may(Right.POLICY_ALL):
+            return
+        if caller.tenant not in {alias.owner, alias.shadow_owner}:
+            does = f"replace or stop the shadow of {alias.name}, which is of the tenant "
+            does += f"“{alias.shadow_owner}”"
+            raise _refusal(caller, Right.POLICY_ALL, does, "alias")
+
     async def _first_owner(self, name: str) -> str:
         """Return the tenant that registered the oldest existing version of a policy."""
         uris = [uri for uri in self.policy_uris() if name_of(uri) == name]
