@@ -97,7 +97,7 @@ def helm(namespaces: Plane, fresh_plane: Plane, tmp_path: Path) -> Iterator[Helm
 
 
 @pytest.mark.parametrize(
-    "words", [PLAIN, TLS, (*TLS, *ALL), (*TLS, *TWO), (*TLS, "--set", "tls.clientCa=true")]
+    "words", [(), PLAIN, TLS, (*TLS, *ALL), (*TLS, *TWO), (*TLS, "--set", "tls.clientCa=true")]
 )
 def test_helm_lint_finds_no_fault(offline: Helm, words: tuple[str, ...]) -> None:
     assert "0 chart(s) failed" in offline.run("lint", "--strict", str(CHART), *words)
