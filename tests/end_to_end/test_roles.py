@@ -151,6 +151,15 @@ def test_a_metrics_token_opens_no_socket(serve_roles: Server, tokens: dict[Role,
     assert b"role metrics" in (refused.value.response.body or b"")
 
 
+def test_a_metrics_token_does_not_log_in_to_the_console(
+    serve_roles: Server, tokens: dict[Role, str]
+) -> None:
+    given = {"token": tokens[Role.METRICS]}
+    refused = serve_roles.http.post("/console/session", json=given, headers={"Authorization": ""})
+    assert (refused.status_code, "set-cookie" in refused.headers) == (403, False)
+    assert "the role metrics" in refused.json()["message"]
+
+
 def test_pages_without_data_need_no_token(serve_roles: Server) -> None:
     index = serve_roles.http.get("/console").text
     static = re.findall(r'(?:src|href)="(/console/static/[^"]+)"', index)

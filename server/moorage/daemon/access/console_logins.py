@@ -18,9 +18,9 @@ import structlog
 
 from moorage.daemon.access.lease_tokens import digest
 from moorage.model import Code
-from moorage.protocol.faults import ServiceError
+from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.logins import Login
-from moorage.records.rights import Caller
+from moorage.records.rights import Caller, Right
 from moorage.storage.base import LoginRows, StorageError
 
 LOGINS_OF_TENANT_MAX: Final = 100
@@ -79,11 +79,15 @@ class ConsoleLogins:
             id_token: See `Login`.
 
         Raises:
-            ServiceError: `unavailable`: the login cannot be stored.
+            ServiceError: `unavailable`: the login cannot be stored. `unauthorized` (403): the role
+                has nothing to see in the console.
         """
         caller = self._authenticate(token)
         if caller is None:
             return None
+        if not caller.may(Right.READ):
+            refused = status_of(Code.FORBIDDEN)
+            raise ServiceError(Code.UNAUTHORIZED, caller.refusal(Right.READ), status=refused)
         cookie, now, ends = secrets.token_urlsafe(32), time.time(), self._token_end(token)
         until = min(now + self._lasts_seconds, math.inf if ends is None else ends)
         stored = _StoredLogin(caller, _veil(token.encode(), cookie), until)
