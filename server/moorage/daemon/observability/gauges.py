@@ -135,7 +135,7 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     """Yield which protections from policies are in force, and counts of what policies did."""
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
-    counts = ((name, float(count)) for name, count in report.counters.items())
+    counts = [(name, float(count)) for name, count in report.counters.items()]
     circuits = "Open circuits of policies, by the tenant whose requests overran"
     yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
     cells = sorted(report.cells.items(), key=lambda each: -each[1])[:CELLS_MAX]
@@ -144,14 +144,14 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     workers = "Nodes of Ray on which policies are evaluated"
     yield gauge("moorage_policy_workers", workers, report.workers_up)
     yield gauges("moorage_sandbox", "Actions of the sandbox since the start", "what", counts)
+    yield counters("moorage_sandbox_actions", "Actions of the sandbox", "what", counts)
 
 
 def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
     """Yield the number of connections and of news dropped for slow watchers."""
     yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
-    yield gauge(
-        "moorage_events_missed", "News messages that slow watchers missed", stats.missed_total
-    )
+    missed = "News messages that slow watchers missed"
+    yield counter("moorage_events_missed", missed, stats.missed_total)
 
 
 def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
