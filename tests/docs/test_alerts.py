@@ -137,6 +137,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         },
         *cases_of_leaders(),
         case_of_an_entrance(),
+        case_of_circuits(),
     ]
     file = tmp_path / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
@@ -212,6 +213,32 @@ def case_of_an_entrance() -> dict:
             expectation("40m", "MoorageLoginsFail", "ticket", surge),
             expectation("20m", "MoorageIssuerFails"),
             expectation("40m", "MoorageIssuerFails", "ticket", keys, job="moorage"),
+        ],
+    }
+
+
+def case_of_circuits() -> dict:
+    """Return the case of a circuit that opens again and again, and of one that opens once."""
+    series = 'moorage_policies_circuit_open{instance="%s", job="moorage"}'
+    again = " ".join(["0", *(["1", "1", "0"] * 30)])
+    return {
+        "interval": "15s",
+        "input_series": [
+            {"series": series % "a", "values": again},
+            {"series": series % "b", "values": "0 1 1 0x90"},
+        ],
+        "alert_rule_test": [
+            expectation("4m", "MooragePolicyRests"),
+            *(
+                expectation(
+                    at,
+                    "MooragePolicyRests",
+                    "ticket",
+                    "The circuit breakers of 1 policies on a are open",
+                    job="moorage",
+                )
+                for at in ("6m", "20m")
+            ),
         ],
     }
 
