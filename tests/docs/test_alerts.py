@@ -137,6 +137,9 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         },
         *cases_of_leaders(),
         case_of_an_entrance(),
+        case_of_circuits(),
+        case_of_refusals(),
+        case_of_waits(),
     ]
     file = tmp_path / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
@@ -188,6 +191,7 @@ def cases_of_leaders() -> list[dict]:
 def case_of_an_entrance() -> dict:
     """Return the case of an old certificate, of failed logins, and of an issuer that is down."""
     of_a = '{instance="a", job="moorage"}'
+    expires_b = 'moorage_certificate_expires_seconds{instance="b", job="moorage"}'  # For a day.
     days = 86_400
     soon = "The certificate of a expires in less than 14 days"
     surge = "More than one login a second fails on a"
@@ -199,6 +203,9 @@ def case_of_an_entrance() -> dict:
                 "series": f"moorage_certificate_expires_seconds{of_a}",
                 "values": f"{15 * days}x20 {13 * days}x30",
             },
+            {"series": f"moorage_certificate_lifetime_seconds{of_a}", "values": f"{90 * days}x50"},
+            {"series": expires_b, "values": f"{days // 3}x50"},
+            {"series": expires_b.replace("expires", "lifetime"), "values": f"{days}x50"},
             {
                 "series": 'moorage_failed_logins_total{instance="a", door="http"}',
                 "values": "0+30x20 600+90x30",
@@ -212,6 +219,74 @@ def case_of_an_entrance() -> dict:
             expectation("40m", "MoorageLoginsFail", "ticket", surge),
             expectation("20m", "MoorageIssuerFails"),
             expectation("40m", "MoorageIssuerFails", "ticket", keys, job="moorage"),
+        ],
+    }
+
+
+def case_of_circuits() -> dict:
+    """Return the case of a circuit that opens again and again, and of one that opens once."""
+    series = 'moorage_policies_circuit_open{instance="%s", job="moorage"}'
+    again = " ".join(["0", *(["1", "1", "0"] * 30)])
+    return {
+        "interval": "15s",
+        "input_series": [
+            {"series": series % "a", "values": again},
+            {"series": series % "b", "values": "0 1 1 0x90"},
+        ],
+        "alert_rule_test": [
+            expectation("4m", "MooragePolicyRests"),
+            *(
+                expectation(
+                    at,
+                    "MooragePolicyRests",
+                    "ticket",
+                    "The circuit breakers of 1 policies on a are open",
+                    job="moorage",
+                )
+                for at in ("6m", "20m")
+            ),
+        ],
+    }
+
+
+def case_of_refusals() -> dict:
+    """Return the case of a policy that crashes, and of policies that find no place."""
+    series = 'moorage_refusals_total{instance="%s", job="moorage", code="policy_%s"}'
+    fails = "Policies on a fail with policy_crashed"
+    return {
+        "interval": "1m",
+        "input_series": [
+            {"series": series % (instance, code), "values": "0+60x60"}
+            for instance, code in (("a", "crashed"), ("a", "declined"), ("b", "declined"))
+        ],
+        "alert_rule_test": [
+            expectation("40m", "MooragePolicyFails", "ticket", fails, code="policy_crashed")
+        ],
+    }
+
+
+def case_of_waits() -> dict:
+    """Return the case of a request that is never granted: GPUs are free on a, but few on b."""
+    wait = "Requests on a wait over an hour although GPUs are free"
+    values = {
+        "moorage_wait_seconds_bucket": "0x120",
+        "moorage_oldest_wait_seconds": "0+60x120",
+        "moorage_gpu_milli_total": "100000x120",
+    }
+    series = [
+        *((name, instance, values[name]) for name in values for instance in "ab"),
+        ("moorage_gpu_milli_free", "a", "20000x120"),
+        ("moorage_gpu_milli_free", "b", "9000x120"),
+    ]
+    return {
+        "interval": "1m",
+        "input_series": [
+            {"series": f'{name}{{instance="{instance}", job="moorage"}}', "values": each}
+            for name, instance, each in series
+        ],
+        "alert_rule_test": [
+            expectation("80m", "MoorageWaitLong"),
+            expectation("100m", "MoorageWaitLong", "ticket", wait),
         ],
     }
 

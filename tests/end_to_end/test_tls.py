@@ -378,8 +378,9 @@ def test_the_time_when_the_served_certificate_expires_is_known(tmp_path: Path) -
     both = tmp_path / "both.pem"
     both.write_bytes(key.read_bytes() + certificate.read_bytes() + authority.file.read_bytes())
     for files in ((certificate, key), (both, both)):
-        left = ServerTls(*files, None).expires_at - time.time()
-        assert left == pytest.approx(5 * 86_400, abs=60)
+        tls = ServerTls(*files, None)
+        assert tls.expires_at - time.time() == pytest.approx(5 * 86_400, abs=60)
+        assert tls.lifetime == 7 * 86_400
 
 
 def test_the_error_of_a_start_names_a_missing_file_for_tls(tmp_path: Path, ours: Authority) -> None:

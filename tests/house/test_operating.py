@@ -1,9 +1,11 @@
 """Tests of the files for operators: the Makefile, the systemd unit, and the image."""
 
 import configparser
+import json
 import os
 import pwd
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -179,13 +181,28 @@ def wrapper_at(root: Path, place: Path, **values: str) -> Path:
     """Copy the wrapper of the systemd unit to a folder, with other values of its variables."""
     text = (root / "deploy" / "systemd" / "moored").read_text()
     for name, value in values.items():
-        text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+        line = f"{name} = {value!r}"
+        text, count = re.subn(rf'^{name} = ".*"$', line, text, flags=re.MULTILINE)
         assert count == 1, name
+    text, count = re.subn(r"^#!/opt/moorage/bin/python ", f"#!{sys.executable} ", text)
+    assert count == 1
     wrapper = place / "moored"
     wrapper.write_text(text)
     wrapper.chmod(0o755)
     (place / "moorage").symlink_to("moored")
     return wrapper
+
+
+SHOW = "import json, os\nprint(json.dumps(dict(os.environ)))\n"
+AS_NOBODY = """
+import os, pwd, re, shutil, sys, typing
+os.environ["PATH"] = "/nowhere"
+os.setgroups([])
+os.setresuid(65534, 65534, 65534)
+del sys.argv[0]
+exec(open(sys.argv[0]).read())
+"""
+"""Runs the wrapper as another user, who may not start this Python, and without `sudo`."""
 
 
 def test_the_wrapper_uses_folder_settings_and_user_of_the_systemd_unit(root: Path) -> None:
@@ -194,12 +211,12 @@ def test_the_wrapper_uses_folder_settings_and_user_of_the_systemd_unit(root: Pat
     unit.optionxform = str
     unit.read(folder / "moored.service")
     service, text = unit["Service"], (folder / "moored").read_text()
-    chosen = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    chosen = dict(re.findall(r'^(\w+) = "(.*)"$', text, re.MULTILINE))
     assert chosen["user"] == service["User"]
     assert f"-{chosen['settings']}" == service["EnvironmentFile"]
     assert f"{chosen['programs']}/moored" == service["ExecStart"].split()[0]
-    name, data = service["Environment"].replace("%S", "/var/lib").split("=")
-    assert f" {name}={data}\n" in text
+    assert chosen["environment"] == service["Environment"].replace("%S", "/var/lib")
+    assert text.startswith(f"#!{chosen['programs']}/python ")
     home = re.search(r"--home-dir (\S+)", (folder / "moored.service").read_text())
     assert home is not None
     assert chosen["home"] == home[1]
@@ -242,6 +259,49 @@ def test_the_wrapper_passes_arguments_and_the_settings_of_the_unit(
     assert lines(wrapper)[1] == "/var/lib/moorage||x"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('A="{\\"a\\": 1}"', {"A": '{"a": 1}'}),
+        (r"A=a\\b", {"A": r"a\b"}),
+        (r"A=a\ b\  ", {"A": "a b "}),
+        ("A=one\\\n two\nB=2", {"A": "one two", "B": "2"}),
+        ('A="one\ntwo" "three" four ', {"A": "one\ntwothreefour"}),
+        ('A="a\\x \\$b"', {"A": r"a\x $b"}),
+        ("A='a\\b'", {"A": r"a\b"}),
+        ("A='open", {"A": "open"}),
+        ("A = sp ", {"A": "sp"}),
+        ("A-X=1\nexport A=2\n1=1\nB\n=C\n;D=1\n #E=1\nF=#\r\n", {"F": "#"}),
+        ("A=\xdf\nB=\udcff\nC=\0", {"A": "\xdf"}),
+        ("A=", {"A": ""}),
+    ],
+)
+def test_the_wrapper_reads_settings_as_systemd_does(
+    root: Path, line: str, expected: dict[str, str]
+) -> None:
+    wrapper = runpy.run_path(str(root / "deploy" / "systemd" / "moored"))
+    assert wrapper["assignments"](line) == expected
+
+
+def test_no_variable_changes_the_wrapper_itself(root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "moored-program"
+    program.mkdir()
+    (program / "moored").write_text(f"#!{sys.executable} -I\n" + SHOW)
+    (program / "moored").chmod(0o755)
+    settings = tmp_path / "moored.env"
+    own = {"user": "no-such-user", "home": "/x", "programs": "/x", "settings": "/x", "PATH": "/x"}
+    settings.write_text("".join(f"{name}={value}\n" for name, value in own.items()))
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    given = {"programs": str(program), "settings": str(settings), "user": me}
+    environment = {"MOORAGE_PORT": "5", "PYTHONHOME": "/x", "PATH": "/x"}
+    command = [wrapper_at(root, tmp_path, **given), "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)
+    assert {name: shown[name] for name in own} == own
+    assert shown["HOME"] == "/var/lib/moorage"
+    assert "MOORAGE_PORT" not in shown
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_the_wrapper_runs_as_the_user_of_the_unit(root: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -259,6 +319,14 @@ def test_the_wrapper_runs_as_the_user_of_the_unit(root: Path) -> None:
         command = [str(wrapper_at(root, place, **given)), "token", "create", "two words"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines() == [another, "ann:sesame12", *command[1:]]
-        command = ["setpriv", "--reuid=65534", "--clear-groups", *command]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, f"only root can read {settings}" in done.stderr) == (2, True)
+        for name, sentence in (
+            (another, f"only root can read {settings}"),
+            ("root", "run this command as root"),
+            ("no-such-user", "there is no user no-such-user"),
+        ):
+            (place / name).mkdir()
+            wrapper = wrapper_at(root, place / name, **given | {"user": name})
+            words = (sys.executable, "-c", AS_NOBODY, wrapper, "token")
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+            assert done.stderr.count("\n") == 1

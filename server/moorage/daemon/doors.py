@@ -174,9 +174,9 @@ class Entrance:
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the metrics of logins and certificates, of a leader and of a standby."""
-        expires_at = None if self.tls is None else self.tls.expires_at
+        ends = None if self.tls is None else (self.tls.expires_at, self.tls.lifetime)
         failing = None if self.issuer is None else self.issuer.failing
-        return entrance_metrics(self.audit.failed_logins, expires_at, failing)
+        return entrance_metrics(self.audit.failed_logins, ends, failing)
 
 
 def make_entrance(

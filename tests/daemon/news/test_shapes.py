@@ -7,7 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from moorage.daemon.news import shape_news
-from moorage.daemon.news.shapes import SHAPES_MAX, USUAL, AskedShapes, ShapeCounts, size_name
+from moorage.daemon.news.shapes import (
+    SHAPES_MAX,
+    USUAL,
+    AskedShapes,
+    ShapeCounts,
+    size_class,
+    size_name,
+)
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share, Tenant
 from moorage.policy import Fleet
 
@@ -171,6 +178,22 @@ def test_sizes_leave_out_all_constraints_but_gpus_and_are_bounded():
     for number in range(1, 100):
         request.note(ANN, Demand(gpus=number, nodes=2))
     assert len(set(map(size_name, request.sizes()))) == SHAPES_MAX
+
+
+def test_a_caller_cannot_make_ever_more_sizes():
+    names = set()
+    for number in range(1, 1_001):
+        request = AskedShapes()
+        for nodes in (1, 2, number):
+            request.note(ANN, Demand(gpus=number % 100 + 1, gpu_milli=number, nodes=nodes))
+            request.note(ANN, Demand(gpus=number, nodes=nodes))
+        names |= set(map(size_name, request.sizes()))
+    assert len(names) <= 90
+    known = [(6, 1000, 3), (12, 1000, 1), (500, 1000, 500), (3, 700, 2), (1, 1, 1)]
+    sizes = [
+        size_class(Demand(gpus=gpus, gpu_milli=milli, nodes=nodes)) for gpus, milli, nodes in known
+    ]
+    assert sizes == [(6, 1000, 2), (8, 1000, 1), (16, 1000, 64), (3, 500, 1), (1, 125, 1)]
 
 
 async def test_metrics_tell_used_capacity_from_scattered_capacity():

@@ -4,7 +4,9 @@ import time
 
 from prometheus_client.metrics_core import Metric
 
+from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Refusal
+from moorage.core.state.waiters import Waiter
 from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import ConsultFailed
 from moorage.daemon.observability import durations, gauges
@@ -15,6 +17,8 @@ from moorage.model import (
     ClusterId,
     Code,
     Gpu,
+    Lease,
+    LeaseTerms,
     Node,
     NodeId,
     PolicyRef,
@@ -62,10 +66,23 @@ def test_a_takeover_is_counted_with_its_seconds() -> None:
 def test_the_entrance_has_no_values_for_parts_that_are_not_configured() -> None:
     without = list(gauges.entrance_metrics({"http": 2}, None, None))
     assert sample(without, "moorage_failed_logins_total", door="http") == 2
-    assert [len(metric.samples) for metric in without[1:]] == [0, 0]
-    found = list(gauges.entrance_metrics({}, time.time() + 60, failing=True))
+    assert [len(metric.samples) for metric in without[1:]] == [0, 0, 0]
+    found = list(gauges.entrance_metrics({}, (time.time() + 60, 240.0), failing=True))
+    assert sample(found, "moorage_certificate_lifetime_seconds") == 240
     assert 50 < sample(found, "moorage_certificate_expires_seconds") <= 60
     assert sample(found, "moorage_oidc_keys_up") == 0
+
+
+def test_the_oldest_wait_is_that_of_a_request_without_a_lease() -> None:
+    allocator, now = Allocator(), time.time()
+    assert sample(list(gauges.core_gauges(allocator)), "moorage_oldest_wait_seconds") == 0
+    policy = PolicyRef("p:1-x", "d")
+    lease = Lease(RequestId("l"), Tenant("ann"), "", policy, (), 1, now, now + 60, LeaseTerms(60))
+    for name, age, held in (("l", 9_000, lease), ("new", 10, None), ("old", 4_000, None)):
+        ask = Ask(id=RequestId(name), tenant=Tenant("ann"), policy=policy)
+        allocator.state.waiting[ask.id] = Waiter(ask, now - age, now + 60, held)
+    age = sample(list(gauges.core_gauges(allocator)), "moorage_oldest_wait_seconds")
+    assert 4_000 <= age < 4_060
 
 
 def test_durations_are_counted_up_to_each_bound_of_the_histogram() -> None:

@@ -121,6 +121,7 @@ class ServerTls:
     Attributes:
         context: The TLS context of new connections.
         expires_at: When the served certificate expires, in seconds since the epoch.
+        lifetime: The seconds from the begin of the served certificate to its end.
 
     Raises:
         OSError: A file cannot be read or holds no certificate or key, or the two do not match.
@@ -132,7 +133,7 @@ class ServerTls:
         self._client_authority = client_authority
         self.context = _DoorContext(ssl.PROTOCOL_TLS_SERVER)
         self._connections: WeakSet[_Connection] = WeakSet()
-        self.expires_at = 0.0
+        self.expires_at = self.lifetime = 0.0
         self._read()
 
     async def follow(self) -> None:
@@ -161,9 +162,9 @@ class ServerTls:
         if self._client_authority is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         _load(context, self._certificate, self._key, self._client_authority)
-        expires_at = _expiry(self._certificate)
+        begins, expires_at = _validity(self._certificate)
         self.context.current = context  # Last: a bad file must not change the context in use.
-        self.expires_at = expires_at
+        self.expires_at, self.lifetime = expires_at, expires_at - begins
         if self._client_authority is not None:
             known = frozenset(context.get_ca_certs(binary_form=True))
             for each in self._connections:
@@ -197,10 +198,12 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path, authority: Path
             raise OSError(f"{authority}: expected certificates as PEM: {error}") from error
 
 
-def _expiry(certificate: Path) -> float:
-    """Return when the first certificate of a PEM file expires, in seconds since the epoch."""
+def _validity(certificate: Path) -> tuple[float, float]:
+    """Return begin and end of the first certificate of a PEM file, in seconds since the epoch."""
     decode = getattr(ssl, "_ssl")._test_decode_cert  # noqa: B009, SLF001  # Only this reads PEM.
-    return float(ssl.cert_time_to_seconds(decode(str(certificate))["notAfter"]))
+    shown = decode(str(certificate))
+    begins, ends = (ssl.cert_time_to_seconds(shown[each]) for each in ("notBefore", "notAfter"))
+    return float(begins), float(ends)
 
 
 def _refuse_passphrase() -> str:

@@ -27,6 +27,10 @@ STRANDED_MAX: Final = 3
 """Maximum nodes listed as having the most free capacity that a shape cannot use."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
 """Shapes that fill the list if requests had fewer shapes."""
+_GPUS_EXACT: Final = 8
+_GPUS_MOST: Final = 16
+_NODES_MOST: Final = 64
+_SHARES: Final = (500, 250, 125)
 
 
 class AskedShapes:
@@ -65,17 +69,33 @@ class AskedShapes:
     def sizes(self) -> list[Demand]:
         """Return the GPUs of the most frequent requests of all tenants, without other constraints.
 
-        The list is filled up with the usual shapes. There are far fewer sizes than shapes, so time
-        series by size last.
+        The list is filled up with the usual shapes. A size is rounded as `size_class` says, since
+        each one of the server's life is a time series, and callers choose what they request.
         """
         counts: dict[tuple[int, int, int], int] = {}
         for (_, demand), count in self._counts.items():
             if demand.gpus:
-                size = demand.gpus, demand.gpu_milli, demand.nodes
+                size = size_class(demand)
                 counts[size] = counts.get(size, 0) + count
         most = sorted(counts, key=counts.__getitem__, reverse=True)[:SHAPES_MAX]
         sizes = [Demand(gpus=gpus, gpu_milli=milli, nodes=nodes) for gpus, milli, nodes in most]
         return [*sizes, *(each for each in USUAL if each not in sizes)][:SHAPES_MAX]
+
+
+def size_class(demand: Demand) -> tuple[int, int, int]:
+    """Return one of the 90 sizes that metrics tell apart: GPUs of a node, GPU milli, and nodes.
+
+    A size is rounded down: to 1 to 8 or 16 GPUs, and to a power of two of at most 64 nodes. Shares
+    of GPUs are rounded to a half, a quarter or an eighth, and are those of one node.
+
+    Args:
+        demand: A demand with GPUs.
+    """
+    gpus = _GPUS_MOST if demand.gpus >= _GPUS_MOST else min(demand.gpus, _GPUS_EXACT)
+    if demand.gpu_milli == GPU_MILLI:
+        return gpus, GPU_MILLI, 1 << min(demand.nodes, _NODES_MOST).bit_length() - 1
+    share = next((each for each in _SHARES if each <= demand.gpu_milli), _SHARES[-1])
+    return gpus, share, 1
 
 
 def size_name(demand: Demand) -> str:

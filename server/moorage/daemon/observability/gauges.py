@@ -38,6 +38,10 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
         "moorage_leases_warm", "Leases without an owner, whose workload is warm", len(state.warm)
     )
     yield gauge("moorage_waiting", "Requests in the queue", len(state.waiting))
+    # A lease that waits for another place arrived long before its wait.
+    arrived = min((each.at for each in state.waiting.values() if each.lease is None), default=None)
+    age = 0.0 if arrived is None else max(0.0, time.time() - arrived)
+    yield gauge("moorage_oldest_wait_seconds", "Age of the oldest request in the queue", age)
     yield gauge(
         "moorage_undecided", "Requests that wait for their policy's answer", allocator.undecided
     )
@@ -88,25 +92,33 @@ def audit_counters(audit: AuditLog) -> Iterable[Metric]:
 
 
 def entrance_metrics(
-    failed: Mapping[str, int], expires_at: float | None, failing: bool | None
+    failed: Mapping[str, int], certificate: tuple[float, float] | None, failing: bool | None
 ) -> Iterable[Metric]:
     """Yield the metrics of logins and certificates.
 
     Args:
         failed: Number of failed logins, by port.
-        expires_at: When the certificate expires, in seconds since the epoch; None: there is no TLS.
+        certificate: When the certificate expires, in seconds since the epoch, and for how many
+            seconds it was made; None: there is no TLS.
         failing: Whether the issuer's keys cannot be fetched; None: there is no issuer.
     """
     counts = ((door, float(count)) for door, count in failed.items())
     yield counters(
         "moorage_failed_logins_total", "Failed logins (wrong or no token), by port", "door", counts
     )
-    left = [] if expires_at is None else [((), expires_at - time.time())]
+    left = [] if certificate is None else [((), certificate[0] - time.time())]
+    lifetime = [] if certificate is None else [((), certificate[1])]
     yield gauges_of(
         "moorage_certificate_expires_seconds",
         "Seconds until the server's certificate expires; no value without TLS",
         (),
         left,
+    )
+    yield gauges_of(
+        "moorage_certificate_lifetime_seconds",
+        "Seconds from begin to end of the server's certificate; no value without TLS",
+        (),
+        lifetime,
     )
     up = [] if failing is None else [((), float(not failing))]
     yield gauges_of(
