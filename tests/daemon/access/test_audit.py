@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from moorage.core.state.facts import (
     ClusterRemoved,
@@ -463,6 +465,36 @@ def test_audit_entries_wait_for_a_failing_disk_and_dropped_entries_are_counted(
     whats = [line["what"] for line in read_lines(tmp_path)]
     assert "lease.granted" in whats
     assert "audit.dropped" in whats
+
+
+def test_entries_that_a_stop_cannot_write_are_counted_and_the_next_start_notes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
+    files(tmp_path).append([entry(1)], 0)
+    (path,) = log_files(tmp_path)
+    intact = path.read_bytes()
+    path.write_bytes(intact + b"garbage\n")
+    log = AuditLog(tmp_path, 1, 32)
+    assert log.waiting_seconds() == 0
+    with capture_logs() as lines:
+        for number in range(2, 5):
+            log.note(entry(number))
+        log.note(replace(entry(5), seq=7))  # The next start restores the entry of a fact.
+        while not log.waiting_seconds():
+            time.sleep(0.01)  # The thread announces nothing.
+        log.close()
+    assert (lines[-1]["event"], lines[-1]["entries"]) == ("audit_lost", 3)
+    assert "delete the damaged lines at its end" in lines[0]["reason"]
+    path.write_bytes(intact)
+    for whats in (["audit.dropped", "server.started"], ["server.started"]):
+        log = AuditLog(tmp_path, 1, 32)
+        assert log.lost == (3 if "audit.dropped" in whats else 0)
+        log.note_server("started")
+        log.close()
+        found = list(read_lines(tmp_path))[-len(whats) :]
+        assert sorted(line["what"] for line in found) == whats
+    assert {line["about"].get("entries") for line in read_lines(tmp_path)} == {None, 3}
 
 
 def test_the_audit_log_has_the_former_values_of_changes_by_operators(tmp_path: Path) -> None:

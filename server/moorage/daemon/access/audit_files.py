@@ -38,6 +38,9 @@ PRUNE_SECONDS: Final = 60.0
 also causes both."""
 _TAIL_BYTES: Final = 1 << 20
 """Bytes read from the end of a file; no line is longer."""
+_REMEDY: Final = (
+    "keep a copy of this file and delete the damaged lines at its end; then the log goes on"
+)
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
@@ -333,7 +336,8 @@ def _last(files: Sequence[Path]) -> ChainEnd:
             try:
                 sealed = msgspec.json.decode(line, type=Sealed)
             except msgspec.MsgspecError as error:
-                raise ValueError(f"{path}: the last line is not an audit entry: {error}") from None
+                reason = f"{path}: the last line is not an audit entry: {error}; {_REMEDY}"
+                raise ValueError(reason) from None
             return ChainEnd(sealed.number, sealed.hash)
     return ChainEnd()
 
