@@ -242,6 +242,25 @@ def test_no_token_is_created_for_a_tenant_with_a_name_of_the_server(
     assert not (tmp_path / "tokens.db").exists()
 
 
+@pytest.mark.parametrize("damage", ["garbage", "lock"])
+def test_a_damaged_audit_log_hides_no_token_and_prevents_no_revocation(
+    tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "audit").mkdir()
+    if damage == "garbage":
+        (tmp_path / "audit" / "00000001.jsonl").write_text("garbage\n")
+    else:
+        (tmp_path / "audit" / "lock").mkdir()
+    data = ["--data", str(tmp_path)]
+    words = ["create", "ci", "--role", "author", "--tenant", "ann", *data]
+    made = CliRunner().invoke(token, words)
+    assert (made.exit_code, made.stdout[:5]) == (0, "moor_")
+    revoked = CliRunner().invoke(token, ["revoke", "ci", *data])
+    assert (revoked.exit_code, revoked.stdout) == (0, "Token “ci” is revoked.\n")
+    for done, what in ((made, "token.created"), (revoked, "token.revoked")):
+        assert f"the audit log has no entry {what} of this change: {tmp_path}" in done.stderr
+
+
 def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:
     create(tmp_path, "ci")
     with pytest.raises(TokenStoreError, match="“ci” exists"):

@@ -246,6 +246,21 @@ def test_lines_removed_at_the_beginning_of_the_audit_log_are_found(postgres, add
             verify_rows(rows)
 
 
+def test_a_removed_audit_log_is_reported_and_a_new_one_may_begin(postgres, address: str):
+    name, entries = address.rpartition("/")[2], [AuditEntry(NOW, "x", "ann")]
+    with closing(PostgresStorage(address).audit()) as rows:
+        AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)
+        postgres.execute("TRUNCATE moorage.audit_line, moorage.audit_end", name)
+        with pytest.raises(StorageError, match="perhaps the whole log") as caught:
+            verify_rows(rows)
+        for read in (rows.end, lambda: AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)):
+            with pytest.raises(StorageError, match="from a backup; or begin a new log"):
+                read()
+        postgres.execute(str(caught.value).split("`")[1], name)
+        AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)
+        assert verify_rows(rows)[0] == 1
+
+
 def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, address: str):
     name = address.rpartition("/")[2]
     user = f"server_{name}"
