@@ -449,6 +449,23 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     ]
 
 
+async def test_the_end_of_the_minute_or_a_stop_notes_the_number_of_more_failed_logins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "FAILED_A_MINUTE_MAX", 3)
+    monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 0.05)
+    log = AuditLog(tmp_path, 1, 32)
+    for more in (7, 2):
+        for _ in range(3 + more):
+            log.note_failed_login("10.0.0.1", "http", "no token")
+        if more == 7:
+            monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 60.0)
+            await asyncio.sleep(0.1)  # The minute has ended.
+    log.close()
+    seen = [line["about"].get("more") for line in read_lines(tmp_path)]
+    assert seen == [None, None, None, 7, None, None, None, 2]
+
+
 def test_audit_entries_wait_for_a_failing_disk_and_dropped_entries_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

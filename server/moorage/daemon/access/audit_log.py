@@ -92,6 +92,8 @@ class AuditLog:
         """Number of failed logins by port; see `LOGIN_DOORS`."""
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
+        self._minute_end: asyncio.TimerHandle | None = None
+        """Ends the minute of `_failures`, once an address has failed logins without an entry."""
         self.surplus: Counter[str] = Counter()
         """Number of requests that exceeded the limit of a tenant, by the name of the setting."""
         self._surplus: dict[tuple[str, str], tuple[float, int]] = {}
@@ -202,17 +204,28 @@ class AuditLog:
         self.failed_logins[door] += 1
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:
-            for address, count in self._failures.items():
-                if count > FAILED_A_MINUTE_MAX:
-                    about: JsonObject = {"more": count - FAILED_A_MINUTE_MAX}
-                    self.note(AuditEntry(now, "login.failed", remote=address, about=about))
-            self._failures.clear()
+            self._note_more_failures()
             self._failures_since = now
         self._failures[remote] += 1
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
-            about = {"door": door}
+            about: JsonObject = {"door": door}
             self.note(AuditEntry(now, "login.failed", remote=remote, about=about, why=why))
             self._hurry.set()
+        elif self._minute_end is None:
+            with suppress(RuntimeError):  # Without an event loop, the next failure ends the minute.
+                loop, left = asyncio.get_running_loop(), self._failures_since + MINUTE_SECONDS - now
+                self._minute_end = loop.call_later(left, self._note_more_failures)
+
+    def _note_more_failures(self) -> None:
+        """Queue the numbers of failed logins without an entry, and count from 0 again."""
+        if self._minute_end is not None:
+            self._minute_end.cancel()
+            self._minute_end = None
+        for address, count in self._failures.items():
+            if count > FAILED_A_MINUTE_MAX:
+                about: JsonObject = {"more": count - FAILED_A_MINUTE_MAX}
+                self.note(AuditEntry(time.time(), "login.failed", remote=address, about=about))
+        self._failures.clear()
 
     def note_surplus(self, tenant: str, remote: str, setting: str) -> None:
         """Count a request beyond a limit of its tenant; queue at most one entry a minute.
@@ -238,6 +251,7 @@ class AuditLog:
     def close(self) -> None:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
+            self._note_more_failures()
             # The next start restores the entries of facts, after older ones.
             held, self._held = self._held or [], None
             self.note_all([each for each in held if not each.seq])
