@@ -265,10 +265,18 @@ def test_an_audit_log_rewritten_before_its_last_entry_is_found(log_folder: Path)
 
 def test_a_damaged_mark_of_the_audit_log_is_reported_and_replaced(log_folder: Path) -> None:
     (log_folder / "audit.mark").write_text("{")
-    with pytest.raises(ChainError, match=r"audit\.mark is damaged"):
+    with pytest.raises(ChainError, match=r"audit\.mark is damaged.*put back a copy"):
         verify(log_folder)
-    files(log_folder).append([entry(6)], 1e9)
-    assert verify(log_folder)[1].number == 6
+    for number in (7, 8):
+        writer = files(log_folder)
+        writer.append([entry(number)], 1e9)
+        assert verify(log_folder)[1].number == number
+    (log_folder / "audit.mark").write_text("")  # While the server runs.
+    for number in range(9, 12):
+        writer.append([entry(number)], 1e9 + 60 * (number - 8))
+    whats = [line["what"] for line in read_lines(log_folder)]
+    assert [place for place, what in enumerate(whats, 1) if what == "audit.mark_lost"] == [6, 10]
+    assert verify(log_folder)[1].number == 12
 
 
 def test_the_end_of_an_audit_log_is_before_a_torn_line(log_folder: Path) -> None:
