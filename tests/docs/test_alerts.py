@@ -195,6 +195,7 @@ def case_of_an_entrance() -> dict:
     days = 86_400
     soon = "The certificate of a expires in less than 14 days"
     surge = "More than one login a second fails on a"
+    unwritten = "a cannot write its audit log"
     keys = "a cannot fetch the keys of its issuer"
     return {
         "interval": "1m",
@@ -211,6 +212,7 @@ def case_of_an_entrance() -> dict:
                 "values": "0+30x20 600+90x30",
             },
             {"series": f"moorage_oidc_keys_up{of_a}", "values": "1x20 0x30"},
+            {"series": f"moorage_audit_waiting_seconds{of_a}", "values": "0x15 0+60x30"},
         ],
         "alert_rule_test": [
             expectation("20m", "MoorageCertificateExpires"),
@@ -219,6 +221,8 @@ def case_of_an_entrance() -> dict:
             expectation("40m", "MoorageLoginsFail", "ticket", surge),
             expectation("20m", "MoorageIssuerFails"),
             expectation("40m", "MoorageIssuerFails", "ticket", keys, job="moorage"),
+            expectation("20m", "MoorageAuditWaits"),
+            expectation("40m", "MoorageAuditWaits", "page", unwritten, job="moorage"),
         ],
     }
 

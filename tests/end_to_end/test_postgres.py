@@ -39,7 +39,7 @@ def test_with_postgresql_tokens_are_stored_in_the_database(postgres, tmp_path: P
     outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # The test checks that this address is refused.
     refused = ran(*serve_command(tmp_path / "data"), **outside)
     assert refused.returncode == 3
-    assert "the database has no tokens" in refused.stderr
+    assert "there are no tokens" in refused.stderr
     words = ("token", "create", "ci", "--role", "viewer", "--tenant", "ann", "--json")
     made = json.loads(invoke(*words, **environment).stdout)["token"]
     with serving(tmp_path / "data", environment=outside) as server:

@@ -203,8 +203,8 @@ def make_entrance(
     if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
         raise ServiceError(
             Code.UNAVAILABLE,
-            "the database has no tokens, but other machines can reach this server: create one "
-            "with `moored token create`",
+            "there are no tokens, but other machines can reach this server: create one with "
+            "`moored token create`",
         )
     logins = None
     if config.console:

@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from moorage.core.state.facts import (
     ClusterRemoved,
@@ -263,10 +265,18 @@ def test_an_audit_log_rewritten_before_its_last_entry_is_found(log_folder: Path)
 
 def test_a_damaged_mark_of_the_audit_log_is_reported_and_replaced(log_folder: Path) -> None:
     (log_folder / "audit.mark").write_text("{")
-    with pytest.raises(ChainError, match=r"audit\.mark is damaged"):
+    with pytest.raises(ChainError, match=r"audit\.mark is damaged.*put back a copy"):
         verify(log_folder)
-    files(log_folder).append([entry(6)], 1e9)
-    assert verify(log_folder)[1].number == 6
+    for number in (7, 8):
+        writer = files(log_folder)
+        writer.append([entry(number)], 1e9)
+        assert verify(log_folder)[1].number == number
+    (log_folder / "audit.mark").write_text("")  # While the server runs.
+    for number in range(9, 12):
+        writer.append([entry(number)], 1e9 + 60 * (number - 8))
+    whats = [line["what"] for line in read_lines(log_folder)]
+    assert [place for place, what in enumerate(whats, 1) if what == "audit.mark_lost"] == [6, 10]
+    assert verify(log_folder)[1].number == 12
 
 
 def test_the_end_of_an_audit_log_is_before_a_torn_line(log_folder: Path) -> None:
@@ -447,6 +457,23 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     ]
 
 
+async def test_the_end_of_the_minute_or_a_stop_notes_the_number_of_more_failed_logins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "FAILED_A_MINUTE_MAX", 3)
+    monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 0.05)
+    log = AuditLog(tmp_path, 1, 32)
+    for more in (7, 2):
+        for _ in range(3 + more):
+            log.note_failed_login("10.0.0.1", "http", "no token")
+        if more == 7:
+            monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 60.0)
+            await asyncio.sleep(0.1)  # The minute has ended.
+    log.close()
+    seen = [line["about"].get("more") for line in read_lines(tmp_path)]
+    assert seen == [None, None, None, 7, None, None, None, 2]
+
+
 def test_audit_entries_wait_for_a_failing_disk_and_dropped_entries_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +490,36 @@ def test_audit_entries_wait_for_a_failing_disk_and_dropped_entries_are_counted(
     whats = [line["what"] for line in read_lines(tmp_path)]
     assert "lease.granted" in whats
     assert "audit.dropped" in whats
+
+
+def test_entries_that_a_stop_cannot_write_are_counted_and_the_next_start_notes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
+    files(tmp_path).append([entry(1)], 0)
+    (path,) = log_files(tmp_path)
+    intact = path.read_bytes()
+    path.write_bytes(intact + b"garbage\n")
+    log = AuditLog(tmp_path, 1, 32)
+    assert log.waiting_seconds() == 0
+    with capture_logs() as lines:
+        for number in range(2, 5):
+            log.note(entry(number))
+        log.note(replace(entry(5), seq=7))  # The next start restores the entry of a fact.
+        while not log.waiting_seconds():
+            time.sleep(0.01)  # The thread announces nothing.
+        log.close()
+    assert (lines[-1]["event"], lines[-1]["entries"]) == ("audit_lost", 3)
+    assert "delete the damaged lines at its end" in lines[0]["reason"]
+    path.write_bytes(intact)
+    for whats in (["audit.dropped", "server.started"], ["server.started"]):
+        log = AuditLog(tmp_path, 1, 32)
+        assert log.lost == (3 if "audit.dropped" in whats else 0)
+        log.note_server("started")
+        log.close()
+        found = list(read_lines(tmp_path))[-len(whats) :]
+        assert sorted(line["what"] for line in found) == whats
+    assert {line["about"].get("entries") for line in read_lines(tmp_path)} == {None, 3}
 
 
 def test_the_audit_log_has_the_former_values_of_changes_by_operators(tmp_path: Path) -> None:

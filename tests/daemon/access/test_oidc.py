@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from moorage.daemon.access import oidc_keys
+from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.oidc import SKEW_SECONDS, ClaimSettings, OidcTokens
 from moorage.daemon.access.oidc_keys import IssuerKeys
 from moorage.daemon.access.oidc_sign_in import BrowserSignIn
@@ -206,6 +207,36 @@ async def test_the_log_says_that_a_token_is_for_another_audience(issuer: Issuer)
     found = [each for each in logs if each["event"] == "oidc_token_refused"]
     (refused,) = (each for each in found if each["log_level"] == "warning")
     assert refused["reason"].endswith("oidc_audience is moorage")
+
+
+async def test_the_audit_log_has_the_reason_of_a_refusal_and_the_log_has_it_once_a_request(
+    issuer: Issuer,
+) -> None:
+    found = verifier(issuer)
+    tokens, now = Tokens({}, issuer=found), time.time()
+    short = issuer.token(sub="u2")
+    caller = await ask(found, short)
+    assert caller is not None
+    found._verified[digest(short)] = caller, now - 1
+    refused = {
+        issuer.token(exp=now - 300): "the issuer's token has expired",
+        issuer.token(aud="another"): "Audience doesn't match: oidc_audience is moorage",
+        issuer.token(iss="https://other"): "Invalid issuer",
+        issuer.token(RSA_KEYS[1]): "Signature verification failed",
+        issuer.token(
+            RSA_KEYS[1], kid="no"
+        ): "the issuer has no key of the token's id and algorithm",
+        issuer.token(moorage_tenant=None): "the claim moorage_tenant names no tenant",
+        "moor_abc": "the token is unknown",
+        short: "the issuer's token has expired",
+    }
+    for _ in range(2):
+        with structlog.testing.capture_logs() as logs:
+            for bearer in refused:
+                assert await ask(found, bearer) is tokens.caller(bearer) is None
+            assert [tokens.why_refused(bearer) for bearer in refused] == list(refused.values())
+        events = [each["reason"] for each in logs if each["event"] == "oidc_token_refused"]
+        assert events == [each for each in refused.values() if "unknown" not in each]
 
 
 async def test_a_key_that_names_its_algorithm_verifies_no_other_algorithm(issuer: Issuer) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -240,6 +242,47 @@ def test_no_token_is_created_for_a_tenant_with_a_name_of_the_server(
     assert done.exit_code == 2
     assert f"the server itself uses `{tenant}`" in " ".join(done.output.split())
     assert not (tmp_path / "tokens.db").exists()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "lock"])
+def test_a_damaged_audit_log_hides_no_token_and_prevents_no_revocation(
+    tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "audit").mkdir()
+    if damage == "garbage":
+        (tmp_path / "audit" / "00000001.jsonl").write_text("garbage\n")
+    else:
+        (tmp_path / "audit" / "lock").mkdir()
+    data = ["--data", str(tmp_path)]
+    words = ["create", "ci", "--role", "author", "--tenant", "ann", *data]
+    made = CliRunner().invoke(token, words)
+    assert (made.exit_code, made.stdout[:5]) == (0, "moor_")
+    revoked = CliRunner().invoke(token, ["revoke", "ci", *data])
+    assert (revoked.exit_code, revoked.stdout) == (0, "Token “ci” is revoked.\n")
+    for done, what in ((made, "token.created"), (revoked, "token.revoked")):
+        assert f"the audit log has no entry {what} of this change: {tmp_path}" in done.stderr
+
+
+def test_tokens_on_a_read_only_disk_are_listed_and_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path, "ci")
+    opened, connect = os.open, sqlite3.connect
+
+    def open_read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, flags, mode)
+
+    def connect_read_only(path: Path, **more: Any) -> sqlite3.Connection:
+        return connect(f"{path.as_uri()}?mode=ro", uri=True, **more)  # SQLite does so by itself.
+
+    monkeypatch.setattr(os, "open", open_read_only)
+    monkeypatch.setattr(sqlite3, "connect", connect_read_only)
+    listed = CliRunner().invoke(token, ["list", "--data", str(tmp_path)])
+    assert (listed.exit_code, listed.stdout[:10]) == (0, "ci: valid,")
+    revoked = CliRunner().invoke(token, ["revoke", "ci", "--data", str(tmp_path)])
+    assert (revoked.exit_code, "readonly database" in revoked.stderr) == (1, True)
 
 
 def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from benchmarks.faults.database import PGBOUNCER
 from moorage.core.state.facts import Fact, Renewed
 from moorage.daemon.access.audit_chain import ChainError
 from moorage.daemon.access.audit_table import AuditTable, is_begin_known, verify_rows
+from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.access.token_store import TokenStore
+from moorage.daemon.access.tokens import Tokens
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
@@ -243,6 +246,21 @@ def test_lines_removed_at_the_beginning_of_the_audit_log_are_found(postgres, add
             verify_rows(rows)
 
 
+def test_a_removed_audit_log_is_reported_and_a_new_one_may_begin(postgres, address: str):
+    name, entries = address.rpartition("/")[2], [AuditEntry(NOW, "x", "ann")]
+    with closing(PostgresStorage(address).audit()) as rows:
+        AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)
+        postgres.execute("TRUNCATE moorage.audit_line, moorage.audit_end", name)
+        with pytest.raises(StorageError, match="perhaps the whole log") as caught:
+            verify_rows(rows)
+        for read in (rows.end, lambda: AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)):
+            with pytest.raises(StorageError, match="from a backup; or begin a new log"):
+                read()
+        postgres.execute(str(caught.value).split("`")[1], name)
+        AuditTable(rows, 1e9, 1 << 30).append(entries, NOW)
+        assert verify_rows(rows)[0] == 1
+
+
 def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, address: str):
     name = address.rpartition("/")[2]
     user = f"server_{name}"
@@ -289,6 +307,31 @@ def test_another_process_soon_sees_a_change_of_tokens(address: str):
         assert (mine.revoke("ci", 3.0), mine.revoke("no", 3.0)) == (False, None)
         other._version = (other._version[0] - FRESH_SECONDS, other._version[1])
         assert other.version() != before
+
+
+def test_a_server_that_lost_its_tokens_stays_closed(postgres, address: str):
+    name = address.rpartition("/")[2]
+    with closing(PostgresStorage(address).tokens()) as rows:
+        assert rows.revoke("no", 1.0) is None
+        assert rows.version() is None  # Nothing was changed.
+        assert rows.insert(TokenRow("ci", digest("secret"), "client", "ann", 1.0))
+        store = TokenStore(rows)
+        tokens = Tokens({}, store=store)
+        assert tokens.caller("secret") is not None
+        postgres.execute("DELETE FROM moorage.token", name)
+        assert rows.revoke("ci", 2.0) is None
+        rows._version = (0.0, 0)
+        assert tokens.caller(None) is None
+        postgres.execute("UPDATE moorage.meta SET value = 0 WHERE name = 'tokens'", name)
+        rows._version = (0.0, 0)
+        assert tokens.caller(None) is None  # Without a server that knew tokens, nothing shows it.
+        postgres.execute("UPDATE moorage.meta SET value = 1 WHERE name = 'tokens'", name)
+    with closing(PostgresStorage(address).tokens()) as rows:
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"had some before: .* `moored token create`"):
+                rows.version()
+        assert rows.insert(TokenRow("other", digest("another"), "client", "ann", 1.0))
+        assert rows.version() == 2  # The first change and this one.
 
 
 def test_another_process_soon_sees_a_change_of_logins(address: str):

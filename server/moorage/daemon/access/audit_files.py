@@ -38,6 +38,9 @@ PRUNE_SECONDS: Final = 60.0
 also causes both."""
 _TAIL_BYTES: Final = 1 << 20
 """Bytes read from the end of a file; no line is longer."""
+_REMEDY: Final = (
+    "keep a copy of this file and delete the damaged lines at its end; then the log goes on"
+)
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
@@ -62,6 +65,8 @@ class AuditFiles:
         self._keep_bytes = keep_bytes
         self._end = ChainEnd()
         self._pruned_at = 0.0
+        self._has_lost_mark = False
+        """Whether the mark was damaged, and the log does not say so yet."""
         self._seen: tuple[Path, int, int] | None = None
         """The current file, its inode, and its size after the last line that `_end` covers."""
         self._lock: int | None = None
@@ -85,6 +90,8 @@ class AuditFiles:
                 noted = max(noted, mark.end, key=_by_number) if mark else noted
             path, inode, size = self._seen or self._catch_up()
             begun, is_cut = not size, self._end.number < noted.number
+            if lost_mark := self._has_lost_mark:
+                encoded = encode_entries([AuditEntry(now, "audit.mark_lost", "moored")]) + encoded
             if is_cut:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
@@ -94,9 +101,11 @@ class AuditFiles:
             lines = b"".join(chain)
             self._write(lines, size)
             self._end, self._seen = end, (path, inode, size + len(lines))
-            if begun or is_cut or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+            is_due = not 0 <= now - self._pruned_at < PRUNE_SECONDS
+            if begun or is_cut or lost_mark or is_due:
                 self._pruned_at = now
                 self._keep_bounds(now)
+            self._has_lost_mark &= not lost_mark
 
     def last_seq(self) -> int | None:
         """Return the number of the last fact with an audit entry; None: no fact has an entry.
@@ -207,6 +216,7 @@ class AuditFiles:
         try:
             return read_mark(self._folder.parent)
         except (OSError, ValueError) as error:
+            self._has_lost_mark = isinstance(error, ValueError)
             log.error("audit_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             return None
 
@@ -333,7 +343,8 @@ def _last(files: Sequence[Path]) -> ChainEnd:
             try:
                 sealed = msgspec.json.decode(line, type=Sealed)
             except msgspec.MsgspecError as error:
-                raise ValueError(f"{path}: the last line is not an audit entry: {error}") from None
+                reason = f"{path}: the last line is not an audit entry: {error}; {_REMEDY}"
+                raise ValueError(reason) from None
             return ChainEnd(sealed.number, sealed.hash)
     return ChainEnd()
 

@@ -43,6 +43,9 @@ SURPLUS_MAX: Final = 10_000
 """Maximum pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
+LOST_FILE: Final = "audit.lost"
+"""Name of the file in the data folder with the number of entries that a stop could not write."""
+_REMEDY: Final = "free space on the disk, or repair it; entries wait in memory until then"
 
 log = structlog.get_logger("moored")
 
@@ -89,16 +92,29 @@ class AuditLog:
         """Number of failed logins by port; see `LOGIN_DOORS`."""
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
+        self._minute_end: asyncio.TimerHandle | None = None
+        """Ends the minute of `_failures`, once an address has failed logins without an entry."""
         self.surplus: Counter[str] = Counter()
         """Number of requests that exceeded the limit of a tenant, by the name of the setting."""
         self._surplus: dict[tuple[str, str], tuple[float, int]] = {}
         """Time of the last entry of a tenant and setting, and the number of refusals since."""
-        self._unsaid = 0
+        self._lost_file = folder / LOST_FILE
+        if self.is_on:
+            with suppress(OSError, ValueError):
+                self.lost = int(self._lost_file.read_text())
+        self._unsaid = self.lost
         """Number of dropped entries that the log does not mention yet."""
+        self._waits_since: float | None = None
+        """When the thread began to write the entries that are not written yet; None: none wait."""
         self._thread: threading.Thread | None = None
         if keep_days:
             self._thread = threading.Thread(target=self._write_forever, name="audit", daemon=True)
             self._thread.start()
+
+    def waiting_seconds(self) -> float:
+        """Return the seconds for which entries have been waiting for the disk; 0: none wait."""
+        since = self._waits_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def note(self, entry: AuditEntry) -> None:
         """Queue an entry; it is written soon."""
@@ -188,17 +204,28 @@ class AuditLog:
         self.failed_logins[door] += 1
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:
-            for address, count in self._failures.items():
-                if count > FAILED_A_MINUTE_MAX:
-                    about: JsonObject = {"more": count - FAILED_A_MINUTE_MAX}
-                    self.note(AuditEntry(now, "login.failed", remote=address, about=about))
-            self._failures.clear()
+            self._note_more_failures()
             self._failures_since = now
         self._failures[remote] += 1
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
-            about = {"door": door}
+            about: JsonObject = {"door": door}
             self.note(AuditEntry(now, "login.failed", remote=remote, about=about, why=why))
             self._hurry.set()
+        elif self._minute_end is None:
+            with suppress(RuntimeError):  # Without an event loop, the next failure ends the minute.
+                loop, left = asyncio.get_running_loop(), self._failures_since + MINUTE_SECONDS - now
+                self._minute_end = loop.call_later(left, self._note_more_failures)
+
+    def _note_more_failures(self) -> None:
+        """Queue the numbers of failed logins without an entry, and count from 0 again."""
+        if self._minute_end is not None:
+            self._minute_end.cancel()
+            self._minute_end = None
+        for address, count in self._failures.items():
+            if count > FAILED_A_MINUTE_MAX:
+                about: JsonObject = {"more": count - FAILED_A_MINUTE_MAX}
+                self.note(AuditEntry(time.time(), "login.failed", remote=address, about=about))
+        self._failures.clear()
 
     def note_surplus(self, tenant: str, remote: str, setting: str) -> None:
         """Count a request beyond a limit of its tenant; queue at most one entry a minute.
@@ -224,6 +251,7 @@ class AuditLog:
     def close(self) -> None:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
+            self._note_more_failures()
             # The next start restores the entries of facts, after older ones.
             held, self._held = self._held or [], None
             self.note_all([each for each in held if not each.seq])
@@ -234,6 +262,18 @@ class AuditLog:
             if not self._thread.is_alive():
                 self._lines.close()
             self._thread = None
+            self._report_lost()
+
+    def _report_lost(self) -> None:
+        """Report entries that could not be written; the next start notes their number."""
+        lines = b"".join(self._pending).splitlines()
+        # The next start restores the entries of facts.
+        lost = self._unsaid + sum(b',"seq":' not in line for line in lines)
+        if lost:
+            finding = "the server stopped before these entries of the audit log could be written"
+            log.error("audit_lost", entries=lost, finding=finding)
+            with suppress(OSError):
+                self._lost_file.write_text(str(lost))
 
     def _write_forever(self) -> None:
         gather_seconds = GATHER_SECONDS
@@ -258,17 +298,24 @@ class AuditLog:
         if unsaid:
             dropped = AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid})
             encoded += encode_entries([dropped])
+        if encoded and self._waits_since is None:
+            self._waits_since = time.monotonic()
         try:
             if encoded:
                 self._lines.append_lines(encoded, now)
         except (OSError, ValueError, StorageError) as error:
-            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # A traceback says no more.
+            reason = f"{error}; {_REMEDY}" if isinstance(error, OSError) else str(error)
+            log.error("audit_failed", reason=reason, waiting=count)  # noqa: TRY400  # A traceback says no more.
             return False
         finally:
             self._let_go(waiters)
         del self._pending[: len(chunks)]
         self._written += count
         self._unsaid -= unsaid
+        self._waits_since = None
+        if unsaid:
+            with suppress(OSError):
+                self._lost_file.unlink()
         return True
 
     def _let_go(self, count: int) -> None:

@@ -13,6 +13,10 @@ from moorage.daemon.access.audit_chain import ChainEnd
 
 FILE: Final = "audit.mark"
 """Name of the mark in the data folder."""
+_REMEDY: Final = (
+    "put back a copy of this file; else the server makes it again at its next start and notes that "
+    "in an entry `audit.mark_lost`, and entries that were removed before then are not found"
+)
 _BYTES_MAX: Final = 4_096
 """Maximum bytes that are read; a mark is much smaller."""
 
@@ -45,7 +49,7 @@ def read_mark(folder: Path) -> AuditMark | None:
     try:
         return msgspec.json.decode(content, type=AuditMark)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {error}; {_REMEDY}") from None
 
 
 def write_mark(folder: Path, mark: AuditMark) -> None:

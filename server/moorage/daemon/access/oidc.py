@@ -23,8 +23,12 @@ SKEW_SECONDS: Final = 60.0
 VERIFIED_MAX: Final = 20_000
 """Maximum tokens whose callers are remembered; a forgotten token is verified again at its next
 use."""
+REFUSED_MAX: Final = 1_000
+"""Maximum refused tokens whose reason is remembered until the audit log notes it."""
+_EXPIRED: Final = "the issuer's token has expired"
 TOKEN_CHARS_MAX: Final = 16_384
 NAME_CHARS_MAX: Final = 200
+REASON_CHARS_MAX: Final = 200
 SUBJECT_CHARS_MAX: Final = 255
 """Greatest length of a subject (OpenID Connect Core, 2)."""
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
@@ -65,6 +69,8 @@ class OidcTokens:
         self._roles = claims.roles or {each.value: each for each in Role}
         self._verified: dict[str, tuple[Caller, float]] = {}
         """Caller and expiry of each verified token, by the token's digest."""
+        self._refused: dict[str, str] = {}
+        """Why each of the last tokens was refused, by the token's digest."""
         self._of_changes = 0
         self._have_ended = False
         """Whether the keys have changed, so that tokens accepted earlier may be void."""
@@ -82,14 +88,21 @@ class OidcTokens:
         shown = digest(bearer)
         caller, expires_at = self._verified.get(shown, (None, 0.0))
         if caller is None:
-            caller, expires_at = self._verify(bearer)
+            caller, expires_at = self._verify(bearer, shown)
             if caller is None:
                 return None
             if len(self._verified) >= VERIFIED_MAX:
                 del self._verified[next(iter(self._verified))]
             self._verified[shown] = caller, expires_at
             self._ends.add(math.ceil(expires_at))
-        return caller if time.time() < expires_at else None
+        if time.time() < expires_at:
+            return caller
+        self._refuse(shown, _EXPIRED)
+        return None
+
+    def why_refused(self, bearer: str) -> str:
+        """Return why a token was refused since the last call; empty: it is no issuer's token."""
+        return self._refused.pop(digest(bearer), "")
 
     def expires_at(self, bearer: str) -> float | None:
         """Return when an accepted token expires; None for other tokens."""
@@ -144,10 +157,28 @@ class OidcTokens:
             name = next(iter(known))
         return known.get(str(name), {}).get(algorithm)
 
-    def _verify(self, bearer: str) -> tuple[Caller | None, float]:
+    def _refuse(self, shown: str, reason: str, *, warns: bool = False, **more: str) -> None:
+        """Remember and log why a token was refused: once, although a request asks several times."""
+        if self._refused.get(shown) == reason:
+            return
+        if len(self._refused) >= REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[shown] = reason
+        (log.warning if warns else log.debug)("oidc_token_refused", reason=reason, **more)
+
+    def _verify(self, bearer: str, shown: str) -> tuple[Caller | None, float]:
+        """Return the caller of a token and when the token ends.
+
+        Args:
+            bearer: The token.
+            shown: The token's digest.
+        """
         header = _header(bearer)
-        key = None if header is None else self._find_key(header)
+        if header is None:
+            return None, 0.0
+        key = self._find_key(header)
         if key is None:
+            self._refuse(shown, "the issuer has no key of the token's id and algorithm")
             return None, 0.0
         try:
             claims = jwt.decode(
@@ -165,14 +196,18 @@ class OidcTokens:
             expires_at = float(claims["exp"]) + SKEW_SECONDS
         except jwt.InvalidAudienceError as error:  # The issuer signed it: tell the operator.
             wanted = f"{error}: oidc_audience is {self._claims.audience}"
-            log.warning("oidc_token_refused", reason=wanted)
+            self._refuse(shown, wanted, warns=True)
+            return None, 0.0
+        except jwt.ExpiredSignatureError:
+            self._refuse(shown, _EXPIRED)
             return None, 0.0
         except _UNREADABLE as error:
-            log.debug("oidc_token_refused", reason=str(error))
+            self._refuse(shown, str(error)[:REASON_CHARS_MAX])
             return None, 0.0
         caller, reason = self._read(claims)
         if caller is None:  # The token is valid: tell the operator why.
-            log.warning("oidc_token_refused", reason=reason, subject=claims["sub"][:NAME_CHARS_MAX])
+            subject = claims["sub"][:NAME_CHARS_MAX]
+            self._refuse(shown, reason, warns=True, subject=subject)
         return caller, expires_at
 
     def _read(self, claims: JsonMapping) -> tuple[Caller | None, str]:

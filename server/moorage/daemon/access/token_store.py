@@ -72,8 +72,11 @@ class TokenStore:
             version = self._rows.version()
             if version != self._version:
                 found = (msgspec.convert(row._asdict(), NamedToken) for row in self._rows.rows())
-                self._tokens = {each.digest: each for each in found}
-                self._version = version
+                tokens = {each.digest: each for each in found}
+                if self._tokens and not tokens:  # A server that had tokens never opens to everyone.
+                    reason = f"{self._rows.place} lost all its tokens while the server ran"
+                    raise TokenStoreError(f"{reason}; put back a copy of them")
+                self._tokens, self._version = tokens, version
         return self._tokens
 
     def create(

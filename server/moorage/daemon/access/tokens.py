@@ -45,6 +45,9 @@ class IssuerTokens(Protocol):
     def pending(self, bearer: str) -> Awaitable[bool] | None:
         """Return an awaitable if a token names an unknown key; else None."""
 
+    def why_refused(self, bearer: str) -> str:
+        """Return why a token was refused since the last call; empty: it is no issuer's token."""
+
     def ended(self) -> bool:
         """Return whether accepted tokens have expired since the last call."""
 
@@ -120,7 +123,8 @@ class Tokens:
             return "no token"
         named = (self._read_named_tokens() or {}).get(digest(bearer))
         if named is None:
-            return "the token is unknown"
+            of_issuer = "" if self._issuer is None else self._issuer.why_refused(bearer)
+            return of_issuer or "the token is unknown"
         ends = {"expired": "has expired", "revoked": "was revoked", "valid": "is not for this"}
         return f"the token “{named.name}” {ends[named.state(time.time())]}"
 

@@ -82,9 +82,14 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
-    """Yield the counts of lost entries of the audit log, and of requests that exceed a limit."""
+    """Yield the state of the audit log, and the counts of requests that exceed a limit."""
     yield counter(
         "moorage_audit_lost_total", "Entries of the audit log that could not be written", audit.lost
+    )
+    yield gauge(
+        "moorage_audit_waiting_seconds",
+        "Seconds for which entries of the audit log have been waiting for the disk",
+        audit.waiting_seconds(),
     )
     refused = "Requests refused because of a tenant's limit, by setting"
     counts = ((setting, float(audit.surplus[setting])) for setting in LIMITS)

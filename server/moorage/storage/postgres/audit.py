@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from moorage.storage.base import AuditEnd
+from moorage.storage.base import AuditEnd, StorageError
 from moorage.storage.postgres.connection import Connection
 from moorage.storage.postgres.shared_table import SharedTable
 from moorage.storage.statements import read_statements
 
 SQL: Final = read_statements(Path(__file__).with_name("audit.sql"))
+_REMOVED: Final = (
+    "lost the end of the audit log, and perhaps the whole log: put back its tables "
+    "moorage.audit_line and moorage.audit_end from a backup; or begin a new log by `DELETE FROM "
+    "moorage.audit_line; INSERT INTO moorage.audit_end VALUES (1, 0, repeat('0', 64), NULL, 0)`"
+)
 
 
 class PostgresAudit(SharedTable):
@@ -21,7 +26,7 @@ class PostgresAudit(SharedTable):
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
     ) -> None:
         with self.connection() as connection, connection.transaction():
-            before = _end(connection, "lock_end")
+            before = self._end(connection, "lock_end")
             lines, after = make(before)
             insert_lines(connection, before.number, now, lines, after)
 
@@ -36,7 +41,7 @@ class PostgresAudit(SharedTable):
 
     def end(self) -> AuditEnd:
         with self.connection() as connection:
-            return _end(connection, "end")
+            return self._end(connection, "end")
 
     def begin(self) -> bytes | None:
         with self.connection() as connection:
@@ -53,6 +58,12 @@ class PostgresAudit(SharedTable):
                 while connection.execute(SQL[statement], (bound,)).rowcount > 0:
                     pass
 
+    def _end(self, connection: Connection, statement: str) -> AuditEnd:
+        row = connection.execute(SQL[statement]).fetchone()
+        if row is None:
+            raise StorageError(f"{self.place} {_REMOVED}")
+        return AuditEnd(*row)
+
 
 def page_of(connection: Connection, after: int) -> list[tuple[int, bytes]]:
     """Return one page of the lines after number `after`, with their numbers."""
@@ -67,9 +78,3 @@ def insert_lines(
     values = {"after": before, "at": now, "lines": list(lines)}
     connection.execute(SQL["insert"], values)
     connection.execute(SQL["set_end"], (*end, sum(map(len, lines))))
-
-
-def _end(connection: Connection, statement: str) -> AuditEnd:
-    row = connection.execute(SQL[statement]).fetchone()
-    assert row is not None
-    return AuditEnd(*row)

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 import psycopg
 
-from moorage.storage.base import TokenRow, diff_rows
+from moorage.storage.base import StorageError, TokenRow, diff_rows
 from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.leadership import check_server, make_tables, refuse_unfinished
 from moorage.storage.statements import read_statements
@@ -107,9 +107,27 @@ class SharedTable:
 
 
 class PostgresTokens(SharedTable):
-    """The named tokens in PostgreSQL; implements `storage.base.TokenRows`."""
+    """The named tokens in PostgreSQL; implements `storage.base.TokenRows`.
+
+    Tokens are never deleted, so a table without rows that was changed before has lost its tokens.
+    """
 
     counter = "tokens"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._checked: object = None
+
+    def version(self) -> object:
+        found = super().version()
+        if found != self._checked and not self.rows():
+            raise StorageError(
+                f"{self.place} has no tokens, and had some before: put back its table "
+                "moorage.token from a backup; or make a token with `moored token create`, and the "
+                "old tokens stay invalid"
+            )
+        self._checked = found
+        return found
 
     def rows(self) -> list[TokenRow]:
         with self.connection() as connection:
@@ -120,11 +138,11 @@ class PostgresTokens(SharedTable):
             return bool(connection.execute(TOKENS_SQL["insert"], row).rowcount > 0)
 
     def revoke(self, name: str, at: float) -> bool | None:
+        with self.connection() as connection:
+            if connection.execute(TOKENS_SQL["has"], (name,)).fetchone() is None:
+                return None
         with self.transaction() as connection:
-            if connection.execute(TOKENS_SQL["revoke"], (at, name)).rowcount > 0:
-                return True
-            known = connection.execute(TOKENS_SQL["has"], (name,)).fetchone() is not None
-            return False if known else None
+            return bool(connection.execute(TOKENS_SQL["revoke"], (at, name)).rowcount > 0)
 
 
 class PostgresLogins(SharedTable):

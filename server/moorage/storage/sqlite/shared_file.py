@@ -5,6 +5,7 @@ The server sees a change at once, since it reads the database's version before e
 """
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -103,7 +104,12 @@ class SharedFile:
 
     def _open(self) -> sqlite3.Connection:
         # SQLite would let other users read a file that it creates.
-        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY)
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            descriptor = os.open(self._path, os.O_RDONLY)  # SQLite can read it, too.
         self._opened = os.fstat(descriptor)
         os.close(descriptor)
         connection = sqlite3.connect(
