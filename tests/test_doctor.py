@@ -20,6 +20,7 @@ from moorage.commands.access_examination import examine_access
 from moorage.commands.examination import examine_ports
 from moorage.commands.folder_examination import examine_folder, examine_modes
 from moorage.commands.program import app
+from moorage.commands.service_examination import examine_services
 from moorage.config.settings import Config
 from moorage.core.state.facts import Ended, Granted
 from moorage.daemon.door_record import DoorRecord, find_network, write_doors
@@ -182,6 +183,32 @@ def test_doctor_warns_of_an_emptied_audit_log(data: Path, *, gone: bool) -> None
     found = {each.name: each for each in examine_access(Config.load({"data_dir": data}, {}))}
     assert found["audit log"].state == "warning"
     assert "the log was removed" in found["audit log"].detail
+
+
+def test_doctor_names_services_that_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as opened:
+        closed.bind(("127.0.0.1", 0))  # Bound, but not listening.
+        gone, here = (f"127.0.0.1:{each.getsockname()[1]}" for each in (closed, opened))
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{gone}")
+        config = Config(
+            data_dir=tmp_path,
+            prometheus_url=f"http://ann:s3cret@{gone}",
+            policy_db_url=f"http://{here}/db",
+            traces=True,
+            policy_code_root=tmp_path / "none",
+        )
+        found = {each.name: each for each in examine_services(config)}
+    states = {name: each.state for name, each in found.items()}
+    assert states == {
+        "policy_db_url": "ok",
+        "prometheus_url": "warning",
+        "traces": "warning",
+        "policy_code_root": "warning",
+    }
+    assert "does not answer (Connection refused)" in found["prometheus_url"].detail
+    assert "s3cret" not in found["prometheus_url"].detail
 
 
 def test_doctor_names_secrets_that_others_may_read(data: Path, tmp_path: Path) -> None:

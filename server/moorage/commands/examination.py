@@ -24,6 +24,7 @@ from moorage.commands.access_examination import (
     shown_certificate,
 )
 from moorage.commands.folder_examination import examine_folder, examine_modes
+from moorage.commands.service_examination import examine_services
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.daemon.door_record import DoorRecord, read_doors
@@ -84,6 +85,7 @@ def examine(config: Config, advice: str = "", file: Path | None = None) -> list[
         *ports,
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
+        *examine_services(config),
     ]
     for kind in kinds().values():
         wanted = kind.name in config.backends
@@ -132,6 +134,9 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
     finally:
         await sandbox.close()
     layers = [DoctorFinding(f"sandbox: {name}", "ok", how) for name, how in report.layers.items()]
+    if mode == "unsafe":
+        off = "policies run without the jail, as the setting `sandbox` says, though it works here"
+        layers.append(DoctorFinding("sandbox", "warning", off))
     held = ", ".join(report.probes)
     return [
         *layers,
