@@ -10,11 +10,17 @@ from typing import Final
 import msgspec
 
 from moorage.daemon.access.audit_chain import ChainEnd
+from moorage.storage.sqlite.files import open_regular
 
 FILE: Final = "audit.mark"
 """Name of the mark in the data folder."""
 _BYTES_MAX: Final = 4_096
 """Maximum bytes that are read; a mark is much smaller."""
+
+
+_REMEDY: Final = (
+    "put back a copy, or the server makes a new one, and what was removed before goes unnoticed"
+)
 
 
 class AuditMark(msgspec.Struct, frozen=True):
@@ -38,14 +44,14 @@ def read_mark(folder: Path) -> AuditMark | None:
     """
     path = folder / FILE
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_BYTES_MAX)
     except FileNotFoundError:
         return None
     try:
         return msgspec.json.decode(content, type=AuditMark)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {error}; {_REMEDY}") from None
 
 
 def write_mark(folder: Path, mark: AuditMark) -> None:
