@@ -230,7 +230,11 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
     """
     files = _files_after(folder / FOLDER, after)
     for path in files:
-        with open_regular(path) as file:
+        try:
+            opened = open_regular(path)
+        except FileNotFoundError:  # The server has deleted the oldest file meanwhile.
+            continue
+        with opened as file:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     return
@@ -253,11 +257,22 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
     Raises:
         ChainError: A line was changed, or lines are missing.
+        OSError: A file cannot be read.
     """
+    while True:
+        files = _files(folder / FOLDER)
+        try:
+            return _verify(folder, files, noted)
+        except FileNotFoundError:
+            if files == _files(folder / FOLDER):
+                raise
+            # The server has deleted an old file meanwhile: begin again.
+
+
+def _verify(folder: Path, files: Sequence[Path], noted: ChainEnd | None) -> tuple[int, ChainEnd]:
     # The server may append and delete lines meanwhile, and changes the mark before a deletion.
     mark = _known_mark(folder)
     check = ChainCheck(noted, mark.end if mark else None)
-    files = _files(folder / FOLDER)
     for path in files:
         with open_regular(path) as file:
             for count, line in enumerate(file, 1):
@@ -315,7 +330,10 @@ def _files_after(folder: Path, number: int) -> list[Path]:
     """Return the files that may have lines after a number; `--follow` calls this twice a second."""
     files = _files(folder)
     for place in reversed(range(len(files))):
-        with open_regular(files[place]) as file, suppress(msgspec.MsgspecError):
+        with (
+            suppress(msgspec.MsgspecError, FileNotFoundError),  # The server may have deleted it.
+            open_regular(files[place]) as file,
+        ):
             if msgspec.json.decode(file.readline(), type=Sealed).number <= number + 1:
                 return files[place:]
     return files
