@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import shutil
 import socket
@@ -9,6 +10,7 @@ import sqlite3
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -23,16 +25,18 @@ from moorage.commands.program import app
 from moorage.commands.service_examination import examine_services
 from moorage.config.settings import Config
 from moorage.core.state.facts import Ended, Granted
+from moorage.daemon.access.audit_files import AuditFiles
 from moorage.daemon.door_record import DoorRecord, find_network, write_doors
 from moorage.ledger.base import LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.records.audit import AuditEntry
 from moorage.records.findings import DoctorFinding
-from moorage.storage.base import RecordRow, RecordTable, StorageError
+from moorage.storage.base import RecordRow, RecordTable, StorageError, TokenRow
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.files import check_pages_in_time
 from moorage.storage.sqlite.records import SqliteRecords
-from moorage.storage.sqlite.storage import write_secret
+from moorage.storage.sqlite.storage import SqliteStorage, write_secret
 from tests.certificates import certificate, pem_of
 
 SOUND = DoctorFinding("ledger", "ok", "sound")
@@ -131,6 +135,91 @@ def test_doctor_says_what_a_start_says_of_damage(
     with pytest.raises((LedgerError, StorageError)) as refused:
         asyncio.run(start(data))
     assert broken[0].detail == str(refused.value)
+
+
+def examine(data: Path) -> dict[str, DoctorFinding]:
+    found = examine_folder(data, SOUND, runs=False)
+    found += examine_access(Config.load({"data_dir": data}, {}))
+    return {each.name: each for each in found}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def fill_shared(data: Path) -> None:
+    """Fill the files of tokens, agents, logins and the audit log, as a server does."""
+    storage = SqliteStorage(data)
+    with closing(storage.tokens()) as tokens:
+        tokens.insert(TokenRow("ci", "d", "client", "ann", 1.25))
+    with closing(storage.agents()) as agents, agents.change() as documents:
+        documents["agent:a"] = b"{}"
+    with closing(storage.logins()) as logins:
+        logins.insert("d", b"{}")
+    with closing(AuditFiles(data, 1e9, 1 << 30)) as log:
+        log.append([AuditEntry(1.0, "lease.granted", "ann", seq=1)], 1.0)
+
+
+def test_doctor_changes_no_file(data: Path) -> None:
+    fill_shared(data)
+    for emptied in (False, True):
+        if emptied:
+            (data / "tokens.mark").unlink()
+            for name in ("tokens.db", "agents.db", "logins.db"):
+                (data / name).write_bytes(b"")
+        before = contents(data)
+        assert {each.state for each in examine(data).values()} == {"ok"}
+        assert contents(data) == before
+    (data / "tokens.db").unlink()
+    remove("tokens.mark")(data)
+    fill_shared(data)
+    remove("tokens.mark")(data)
+    examine(data)
+    assert not (data / "tokens.mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "state", "said"),
+    [
+        ("agents.db", "agents", "broken", "move it away"),
+        ("logins.db", "console logins", "warning", "move it away"),
+        ("ledger.fencing", "ledger marks", "warning", "a start writes it again"),
+        ("audit.mark", "audit log", "warning", "put back a copy"),
+    ],
+)
+def test_doctor_names_damage_of_each_file(
+    data: Path, file: str, name: str, state: str, said: str
+) -> None:
+    fill_shared(data)
+    (data / file).write_text("garbage")
+    found = {each.name: each for each in examine(data).values() if each.state != "ok"}
+    assert list(found) == [name], found
+    assert (found[name].state, str(data / file) in found[name].detail) == (
+        state,
+        file != "ledger.fencing",
+    )
+    assert said in found[name].detail
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "agents.db",
+        "audit.mark",
+        "audit/00000001.jsonl",
+        "catalog.mark",
+        "ledger.fencing",
+        "lease_secret",
+        "logins.db",
+        "tokens.db",
+    ],
+)
+def test_doctor_does_not_wait_for_a_pipe(data: Path, file: str) -> None:
+    fill_shared(data)
+    (data / file).unlink()
+    os.mkfifo(data / file)
+    said = [each.detail for each in examine(data).values() if each.state in {"broken", "warning"}]
+    assert any("is not a regular file; move it away" in each for each in said), said
 
 
 def test_doctor_finds_damage_in_pages_that_a_start_does_not_read(data: Path) -> None:

@@ -15,6 +15,8 @@ from served import invoke, ran, until
 
 from moorage.catalog.embedded.integrity import checksum
 from moorage.core.state.facts import ClusterRemoved
+from moorage.daemon.access import audit_files
+from moorage.daemon.access.audit_chain import ChainError
 from moorage.daemon.access.audit_files import AuditFiles, verify
 from moorage.daemon.access.audit_table import verify_rows
 from moorage.ledger.codec import FACTS, seal
@@ -120,6 +122,63 @@ def test_a_server_moves_to_a_database_and_back(postgres, folder: Path, tmp_path:
     again = invoke("storage", "copy", address, back)
     assert (again.returncode, "were there" in again.stdout) == (0, True)
     assert invoke("ledger", "verify", "--data", back).returncode == 0
+
+
+def drop_lines(audit: Path, first: int, last: int | None) -> None:
+    """Remove lines from the oldest file of an audit log."""
+    file = min(audit.glob("*.jsonl"))
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[first:last]))
+
+
+@pytest.mark.parametrize(("first", "last", "said"), [(1, None, "begins at"), (0, -1, "ends at")])
+def test_a_copied_audit_log_still_shows_what_is_removed_from_it(
+    postgres, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first, last, said
+) -> None:
+    address, back = postgres.database(), tmp_path / "back"
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
+    lines = AuditFiles(folder, 1e9, 1)  # It deletes the oldest lines.
+    for _ in range(2):
+        lines.append([AuditEntry(NOW, "lease.granted", "ann", seq=4)] * 9, NOW)
+    lines.close()
+    whole = verify(folder)
+    assert whole[0] > 1
+    assert invoke("storage", "copy", folder, address).returncode == 0
+    assert invoke("storage", "copy", address, back).returncode == 0
+    assert verify(back) == whole
+    drop_lines(back / "audit", first, last)
+    with pytest.raises(ChainError, match=said):
+        verify(back)
+    end = whole[0] if first else whole[1].number
+    name = address.rpartition("/")[2]
+    postgres.execute("DELETE FROM moorage.audit_line WHERE number = %s", name, [end])
+    with (
+        closing(open_storage(address, tmp_path).audit()) as rows,
+        pytest.raises(ChainError, match=said),
+    ):
+        verify_rows(rows)
+
+
+def test_the_copy_of_a_storage_with_a_broken_audit_log_is_refused(
+    postgres, folder: Path, tmp_path: Path
+) -> None:
+    address, other, back = postgres.database(), postgres.database(), tmp_path / "back"
+    assert invoke("storage", "copy", folder, other).returncode == 0
+    name = other.rpartition("/")[2]
+    postgres.execute("DELETE FROM moorage.audit_line WHERE number = 1200", name)
+    with (folder / "audit" / "00000001.jsonl").open("a") as file:
+        file.write("garbage\n")
+    for words in ((folder, address), (other, back)):
+        refused = invoke("storage", "copy", *words)
+        assert refused.returncode == 1
+        assert "since `moored audit verify` fails there" in refused.stderr
+    assert not back.exists()
+    schemas = "SELECT 1 FROM pg_namespace WHERE nspname = 'moorage'"
+    assert postgres.execute(schemas, address.rpartition("/")[2]) == []  # Also no unfinished copy.
+    for words in ((folder, address), (other, back)):
+        done = invoke("storage", "copy", "--without-audit", *words)
+        assert done.returncode == 0, done.stderr
+    assert not (back / "audit").exists()
+    assert contents(open_storage(address, tmp_path)) == contents(SqliteStorage(back))
 
 
 def test_the_copy_of_a_storage_that_a_server_writes_is_refused(

@@ -13,6 +13,7 @@ from typing import Final
 from moorage.commands.errors import is_of_another_than_root, name_user
 from moorage.config.settings import Config
 from moorage.daemon.access.audit_files import FOLDER, read_end
+from moorage.daemon.access.audit_mark import read_mark
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.extras import install_command
@@ -118,7 +119,7 @@ def _tokens(config: Config) -> DoctorFinding:
     now = time.time()
     try:
         with contextlib.closing(
-            TokenStore(open_storage(config.storage, config.data_dir).tokens())
+            TokenStore(open_storage(config.storage, config.data_dir, looks=True).tokens())
         ) as store:
             named = list(store.tokens().values())
     except (TokenStoreError, StorageError, OSError) as error:
@@ -168,6 +169,11 @@ def _audit_log(config: Config) -> DoctorFinding:
         return DoctorFinding("audit log", "broken", f"{reason}; see `moored audit verify`")
     if rows is None and not number and _has_facts(config.data_dir):
         return DoctorFinding("audit log", "warning", f"{config.data_dir / FOLDER}: {_EMPTIED}")
+    if rows is None:
+        try:
+            read_mark(config.data_dir)
+        except (OSError, ValueError) as error:
+            return DoctorFinding("audit log", "warning", str(error))
     last = f"the last entry is {number}" if number else "no entry yet"
     return DoctorFinding("audit log", "ok", f"{last}; `moored audit verify` checks all of them")
 

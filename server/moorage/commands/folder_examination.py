@@ -14,18 +14,21 @@ from moorage.core.state.facts import Fact
 from moorage.ledger.base import LedgerError
 from moorage.ledger.contents import LedgerContents, changes_of
 from moorage.ledger.following import FollowedLedger
-from moorage.records.findings import DoctorFinding
+from moorage.records.findings import DoctorFinding, DoctorState
 from moorage.storage.base import StorageCorrupt, StorageError, lost_records
 from moorage.storage.sqlite import CATALOG_FILE, LEDGER_FILE, SECRET_FILE
 from moorage.storage.sqlite import facts as facts_file
 from moorage.storage.sqlite import records as records_file
 from moorage.storage.sqlite.files import check_pages_in_time, connect_to_look, translate_errors
-from moorage.storage.sqlite.storage import read_secret
+from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins
+from moorage.storage.sqlite.storage import SqliteStorage, read_secret
 
 READ_SECONDS_MAX: Final = 10.0
 """Seconds for reading the facts that a start reads, and for checking the pages of a file."""
 _LOOKS: Final = 3
 """Looks at a file that a server writes: a look while it writes may see half of a change."""
+_LOOKS_ALONE: Final = 2
+"""Looks at a file of a stopped server: it may start during the first one."""
 _PAUSE_SECONDS: Final = 0.3
 _OTHERS: Final = 0o077
 """The bits of a file's mode that give other users any right."""
@@ -46,9 +49,12 @@ def examine_folder(folder: Path, ledger: DoctorFinding, *, runs: bool) -> list[D
         ("catalog", lambda: _look_at_catalog(folder)),
     )
     for name, look in looks:
-        if fault := _find_fault(look, _LOOKS if runs else 1):
+        if fault := _find_fault(look, _LOOKS if runs else _LOOKS_ALONE):
             findings = [each for each in findings if each.name != name]
             findings.append(DoctorFinding(name, "broken", fault))
+    if ledger in findings:
+        findings += _marks(folder / LEDGER_FILE)
+    findings += _shared(folder)
     return findings + list(_secret(folder / SECRET_FILE, len(contents.names["lease"])))
 
 
@@ -114,6 +120,37 @@ def _check_pages(file: Path, place: str) -> None:
         finding = check_pages_in_time(connection, READ_SECONDS_MAX)
     if finding:
         raise StorageCorrupt(place, finding)
+
+
+def _marks(ledger: Path) -> Iterator[DoctorFinding]:
+    """Yield what a start says of the files beside a sound ledger, which it can write again."""
+    place = facts_file.place_of(ledger)
+    try:
+        found, fencing = facts_file.read_marks(ledger)
+    except OSError as error:
+        yield DoctorFinding("ledger marks", "broken", f"{place} cannot be opened: {error}.")
+        return
+    for each in (found, fencing):
+        if found.first and each.doubt:
+            yield DoctorFinding(
+                "ledger marks", "warning", f"{place}: {each.doubt}; a start writes it again"
+            )
+
+
+def _shared(folder: Path) -> Iterator[DoctorFinding]:
+    """Yield findings about damaged files of the agents and of the logins to the console."""
+    storage = SqliteStorage(folder, looks=True)
+    tables: tuple[tuple[str, DoctorState, SqliteAgents | SqliteLogins], ...] = (
+        ("agents", "broken", storage.agents()),
+        ("console logins", "warning", storage.logins()),  # A start does not read them.
+    )
+    for name, state, table in tables:
+        with closing(table):
+            try:
+                if table.version() is not None:
+                    table.rows()
+            except StorageError as error:
+                yield DoctorFinding(name, state, str(error))
 
 
 def _secret(file: Path, leases: int) -> Iterator[DoctorFinding]:

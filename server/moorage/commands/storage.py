@@ -47,6 +47,9 @@ def storage_copy(
     target: Annotated[
         str, typer.Argument(metavar="TO", help="Target of the other kind: empty or new.")
     ],
+    without_audit: Annotated[
+        bool, typer.Option("--without-audit", help="Leave out the audit log.")
+    ] = False,
 ) -> None:
     """Copy all data between a data folder and a PostgreSQL database. Stop all servers first.
 
@@ -56,7 +59,7 @@ def storage_copy(
     from moorage.commands.storage_copy import copy  # noqa: PLC0415  # As in serve.
 
     with fail_on(StorageError, OSError):
-        done = copy(source, target)
+        done = copy(source, target, audit=not without_audit)
     typer.echo(
         f"{done.facts} facts, {done.records} records, {done.tokens} tokens and {done.agents} "
         f"agents {'were copied, and are' if done.is_new else 'were there, and are'} the same."

@@ -1,11 +1,15 @@
 """`moored storage copy`: copies a server's data from a data folder to a database, or back."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
 from moorage.catalog.embedded.integrity import is_intact
+from moorage.daemon.access import audit_files, audit_table
+from moorage.daemon.access.audit_chain import ChainError
 from moorage.ledger.codec import is_sealed, link
 from moorage.storage.base import Contents, StorageCorrupt, StorageError, run
 from moorage.storage.opening import need_postgres
@@ -29,16 +33,21 @@ class CopyReport:
     agents: int = 0
 
 
-def copy(source: str, target: str) -> CopyReport:
+def copy(source: str, target: str, *, audit: bool = True) -> CopyReport:
     """Copy a storage to an empty storage of the other kind, and compare both.
 
     A database has a sign of the copy until it is filled, in one transaction; a folder is filled
     beside its final place. So no server can start on a part of an interrupted copy, and the next
     call starts from the beginning.
 
+    Args:
+        source: Data folder or address of the data.
+        target: Data folder or address of the copy.
+        audit: Whether the audit log is copied, too.
+
     Raises:
-        StorageError: A server uses one of the storages, the source is damaged, or the target is not
-            empty.
+        StorageError: A server uses one of the storages, the source or its audit log is damaged, or
+            the target is not empty.
         OSError: A file cannot be written.
     """
     if is_address(source) == is_address(target):
@@ -55,9 +64,9 @@ def copy(source: str, target: str) -> CopyReport:
             "PGPASSWORD or in a password file"
         )
     return (
-        _from_database(source, Path(target))
+        _from_database(source, Path(target), audit=audit)
         if is_address(source)
-        else _from_folder(Path(source), target)
+        else _from_folder(Path(source), target, audit=audit)
     )
 
 
@@ -66,23 +75,25 @@ def is_address(text: str) -> bool:
     return text.startswith(("postgresql:", "postgres:"))
 
 
-def _from_folder(folder: Path, address: str) -> CopyReport:
+def _from_folder(folder: Path, address: str, *, audit: bool) -> CopyReport:
     from moorage.storage.postgres import contents as databases  # noqa: PLC0415  # An extra.
 
     report = CopyReport()
-    with folders.reading(folder) as source:
-        _refuse_gaps(source)
+    with folders.reading(folder) as there:
+        _refuse_gaps(there)
+        source = _with_log(there, partial(audit_files.verify, folder), audit=audit)
         report.is_new = databases.fill(address, source, partial(_compare, report, source))
     return report
 
 
-def _from_database(address: str, folder: Path) -> CopyReport:
+def _from_database(address: str, folder: Path, *, audit: bool) -> CopyReport:
     from moorage.storage.postgres import contents as databases  # noqa: PLC0415  # An extra.
 
     report = CopyReport()
-    with databases.reading(address) as source:
-        if source.is_empty():
-            raise StorageError(f"{source.place} has nothing to copy.")
+    with databases.reading(address) as stored:
+        if stored.is_empty():
+            raise StorageError(f"{stored.place} has nothing to copy.")
+        source = _with_log(stored, partial(_verify_audit, address), audit=audit)
         if is_filled(folder):
             report.is_new = False
             with folders.reading(folder) as there:
@@ -106,6 +117,32 @@ def _refuse_gaps(source: Contents) -> None:
             )
 
 
+def _verify_audit(address: str) -> None:
+    from moorage.storage.postgres.audit import PostgresAudit  # noqa: PLC0415  # An extra.
+
+    with closing(PostgresAudit(address)) as rows:
+        audit_table.verify_rows(rows)
+
+
+def _with_log(source: Contents, verify: Callable[[], object], *, audit: bool) -> Contents:
+    """Return the contents with their audit log if it verifies, or without it if it is unwanted.
+
+    Raises:
+        StorageError: The audit log has gaps or changes, which a copy would no longer show.
+    """
+    if not audit:
+        return replace(source, audit=lambda: iter(()), audit_begin=None)
+    try:
+        verify()
+    except ChainError as error:
+        raise StorageError(
+            f"{source.place} was not copied, since `moored audit verify` fails there: {error}. Put "
+            "a sound copy of the audit log back. Or keep the log elsewhere, and copy the rest with "
+            "--without-audit."
+        ) from error
+    return source
+
+
 def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
     """Read both storages; refuse damage in the source, and differences in the target."""
     same = (
@@ -118,6 +155,7 @@ def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
         and source.secret == target.secret
         and source.fencing <= target.fencing
         and all(mine == theirs for mine, theirs in zip_longest(source.audit(), target.audit()))
+        and source.audit_begin in {None, target.audit_begin}
     )
     if not same:
         raise StorageError(

@@ -643,6 +643,7 @@ class Contents:
         secret: Secret from which the tokens of leases are derived; empty: there is none yet.
         fencing: Highest fencing number that may have been granted.
         audit: Function that yields the lines of the audit log.
+        audit_begin: The last line of the audit log that its writer deleted; None: unknown.
     """
 
     place: str
@@ -653,6 +654,7 @@ class Contents:
     secret: bytes
     fencing: int
     audit: Callable[[], Iterator[bytes]]
+    audit_begin: AuditEnd | None
 
     def is_empty(self) -> bool:
         """Return whether nothing was ever stored except a secret."""

@@ -11,8 +11,13 @@ from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.storage import SqliteStorage
 
 
-def open_storage(address: str, folder: Path) -> Storage:
+def open_storage(address: str, folder: Path, *, looks: bool = False) -> Storage:
     """Return a server's storage: PostgreSQL at the address, or the folder if the address is empty.
+
+    Args:
+        address: Address of the database, or empty.
+        folder: The data folder.
+        looks: Whether tokens, agents and logins in the folder are only read, and no file is made.
 
     Raises:
         StorageError: The extra `postgres` is missing, the address is invalid, or the folder is an
@@ -20,7 +25,7 @@ def open_storage(address: str, folder: Path) -> Storage:
     """
     if not address:
         refuse_unfinished(folder)
-        return SqliteStorage(folder)
+        return SqliteStorage(folder, looks=looks)
     need_postgres()
     from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
 

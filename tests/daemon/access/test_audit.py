@@ -217,6 +217,26 @@ def test_lines_removed_after_a_deletion_of_old_files_are_found(
         verify(tmp_path)
 
 
+def test_a_log_can_be_read_while_the_server_deletes_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = fill_beyond_bounds(tmp_path, monkeypatch)
+    list_files = audit_files._files
+
+    def list_then_delete(folder: Path) -> list[Path]:
+        found = list_files(folder)
+        monkeypatch.setattr(audit_files, "_files", list_files)
+        for number in range(10):
+            writer.append([entry(number)], 0)
+        assert not found[0].exists()
+        return found
+
+    monkeypatch.setattr(audit_files, "_files", list_then_delete)
+    assert verify(tmp_path)[0] > 1
+    monkeypatch.setattr(audit_files, "_files", list_then_delete)
+    assert [each["number"] for each in read_lines(tmp_path)]
+
+
 def test_a_log_of_an_older_release_is_taken_as_it_begins(log_folder: Path) -> None:
     keep_lines(log_folder, 2)
     (log_folder / "audit.mark").unlink()

@@ -385,6 +385,18 @@ async def test_a_token_is_refused_until_its_key_can_be_fetched(
         assert not tokens.failing
 
 
+async def test_an_issuer_that_hangs_is_named(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc_keys, "FETCH_SECONDS_MAX", 0.5)
+    issuer.hangs.set()
+    with pytest.raises(
+        oidc_keys.KeysUnavailableError, match=r"did not answer within 0\.5 s; check"
+    ):
+        await verifier(issuer)._keys.fetch()
+    issuer.go_on.set()
+
+
 async def test_unusable_signing_keys_are_ignored(issuer: Issuer) -> None:
     odd = [
         {"kty": ["RSA"]},

@@ -23,7 +23,7 @@ from moorage.storage.base import (
     StorageError,
     TokenRow,
 )
-from moorage.storage.sqlite.backup import UNFINISHED, stage
+from moorage.storage.sqlite.backup import UNFINISHED, refuse_unfinished, stage
 from moorage.storage.sqlite.facts import looking
 from moorage.storage.sqlite.records import looking as looking_at_records
 from moorage.storage.sqlite.storage import SqliteStorage
@@ -191,3 +191,9 @@ def test_a_backup_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
         assert [each.name for each in new.iterdir()] == [UNFINISHED]
     assert target.is_dir()
     assert not half.parent.exists()
+
+
+def test_a_folder_of_a_killed_copy_names_all_commands_that_fill_folders(tmp_path: Path) -> None:
+    (tmp_path / UNFINISHED).touch()
+    with pytest.raises(StorageError, match="`moored restore` or `moored storage copy` is still"):
+        refuse_unfinished(tmp_path)

@@ -28,6 +28,7 @@ from moorage.daemon.access.audit_chain import (
 from moorage.daemon.access.audit_mark import AuditMark, read_mark, write_mark
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
+from moorage.storage.sqlite.files import open_regular, read_file
 
 FOLDER: Final = "audit"
 """Name of the log's folder in the data folder."""
@@ -115,7 +116,7 @@ class AuditFiles:
             ValueError: A line is not an audit entry.
         """
         for path in reversed(_files(self._folder)):
-            for line in reversed(path.read_bytes().splitlines(keepends=True)):
+            for line in reversed(read_file(path).splitlines(keepends=True)):
                 if _SEQ_FIELD in line and line.endswith(b"\n"):
                     seq = msgspec.json.decode(line, type=_AboutFact).seq
                     if seq is not None:
@@ -239,7 +240,11 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
     """
     files = _files_after(folder / FOLDER, after)
     for path in files:
-        with path.open("rb") as file:
+        try:
+            opened = open_regular(path)
+        except FileNotFoundError:  # The server has deleted the oldest file meanwhile.
+            continue
+        with opened as file:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     return
@@ -262,13 +267,24 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
     Raises:
         ChainError: A line was changed, or lines are missing.
+        OSError: A file cannot be read.
     """
+    while True:
+        files = _files(folder / FOLDER)
+        try:
+            return _verify(folder, files, noted)
+        except FileNotFoundError:
+            if files == _files(folder / FOLDER):
+                raise
+            # The server has deleted an old file meanwhile: begin again.
+
+
+def _verify(folder: Path, files: Sequence[Path], noted: ChainEnd | None) -> tuple[int, ChainEnd]:
     # The server may append and delete lines meanwhile, and changes the mark before a deletion.
     mark = _known_mark(folder)
     check = ChainCheck(noted, mark.end if mark else None)
-    files = _files(folder / FOLDER)
     for path in files:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     break
@@ -324,7 +340,10 @@ def _files_after(folder: Path, number: int) -> list[Path]:
     """Return the files that may have lines after a number; `--follow` calls this twice a second."""
     files = _files(folder)
     for place in reversed(range(len(files))):
-        with files[place].open("rb") as file, suppress(msgspec.MsgspecError):
+        with (
+            suppress(msgspec.MsgspecError, FileNotFoundError),  # The server may have deleted it.
+            open_regular(files[place]) as file,
+        ):
             if msgspec.json.decode(file.readline(), type=Sealed).number <= number + 1:
                 return files[place:]
     return files
@@ -352,7 +371,7 @@ def _last(files: Sequence[Path]) -> ChainEnd:
 def _origin(files: Sequence[Path]) -> ChainEnd:
     """Return the end of the chain before the first line."""
     for path in files:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if line := file.readline():
                 try:
                     return origin_of(line)
@@ -366,7 +385,7 @@ def _by_number(end: ChainEnd) -> int:
 
 
 def _tail(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         return file.read()
 

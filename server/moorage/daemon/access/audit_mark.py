@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from moorage.daemon.access.audit_chain import ChainEnd
+from moorage.storage.sqlite.files import open_regular
 
 FILE: Final = "audit.mark"
 """Name of the mark in the data folder."""
@@ -19,6 +20,11 @@ _REMEDY: Final = (
 )
 _BYTES_MAX: Final = 4_096
 """Maximum bytes that are read; a mark is much smaller."""
+
+
+_REMEDY: Final = (
+    "put back a copy, or the server makes a new one, and what was removed before goes unnoticed"
+)
 
 
 class AuditMark(msgspec.Struct, frozen=True):
@@ -42,7 +48,7 @@ def read_mark(folder: Path) -> AuditMark | None:
     """
     path = folder / FILE
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_BYTES_MAX)
     except FileNotFoundError:
         return None

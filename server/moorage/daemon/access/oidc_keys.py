@@ -152,6 +152,11 @@ class IssuerKeys:
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
                 return await self._fetch()
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise KeysUnavailableError(
+                f"{self._issuer} did not answer within {FETCH_SECONDS_MAX:g} s; check the issuer, "
+                "and the network from here to it"
+            ) from error
         except (OSError, ValueError, *_HTTP_ERRORS) as error:
             raise KeysUnavailableError(str(error) or type(error).__name__) from error
 

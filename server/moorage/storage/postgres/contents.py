@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from moorage.storage.base import AuditEnd, Contents, TokenRow
+from moorage.storage.postgres.audit import SQL as AUDIT
 from moorage.storage.postgres.audit import insert_lines, page_of
 from moorage.storage.postgres.connection import Connection, translate_errors
 from moorage.storage.postgres.facts import SQL as FACTS
@@ -99,6 +100,7 @@ def _contents(connection: Connection, place: str) -> Contents:
         b"" if secret is None else bytes(secret[0]),
         int(fencing[0]),
         partial(_audit, connection),
+        _audit_begin(connection),
     )
 
 
@@ -109,13 +111,30 @@ def _audit(connection: Connection) -> Iterator[bytes]:
         after = page[-1][0]
 
 
+def _audit_begin(connection: Connection) -> AuditEnd | None:
+    row = connection.execute(AUDIT["begin"]).fetchone()
+    with suppress(msgspec.MsgspecError):  # `moored audit verify` reports the line.
+        if row is not None:
+            begin = msgspec.json.decode(row[0], type=_Deleted)
+            return AuditEnd(begin.number, begin.hash, None)
+    return None
+
+
 def _write_audit(connection: Connection, source: Contents) -> None:
+    if (begin := source.audit_begin) is not None:
+        line = msgspec.json.encode(_Deleted(begin.number, begin.hash))
+        connection.execute(AUDIT["note_begin"], (line,))
     seq, lines = None, source.audit()
     while page := list(islice(lines, _PAGE_LINES)):
         read = [msgspec.json.decode(line, type=_AuditLine) for line in page]
         seq = next((each.seq for each in reversed(read) if each.seq is not None), seq)
         end = AuditEnd(read[-1].number, read[-1].hash, seq)
         insert_lines(connection, read[0].number - 1, read[-1].at, page, end)
+
+
+class _Deleted(msgspec.Struct):
+    number: int
+    hash: str
 
 
 class _AuditLine(msgspec.Struct):

@@ -67,8 +67,9 @@ def refuse_unfinished(folder: Path) -> None:
         return
     if unfinished:
         raise StorageError(
-            f"{copy} is an unfinished copy: `moored backup` or `moored restore` is still writing "
-            "it, or was killed. Wait, or run that command again, or delete the folder."
+            f"{copy} is an unfinished copy: `moored backup`, `moored restore` or `moored storage "
+            "copy` is still writing it, or was killed. Wait, or run that command again, or delete "
+            "the folder."
         )
 
 

@@ -7,10 +7,13 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from moorage.storage.base import Contents, StorageCorrupt, StorageError, TokenRow
+import msgspec
+
+from moorage.storage.base import AuditEnd, Contents, StorageCorrupt, StorageError, TokenRow
 from moorage.storage.sqlite import (
     AGENTS_FILE,
     AUDIT_FOLDER,
+    AUDIT_MARK,
     CATALOG_FILE,
     LEDGER_FILE,
     SECRET_FILE,
@@ -21,7 +24,7 @@ from moorage.storage.sqlite import (
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import OWNER_ONLY, translate_errors
+from moorage.storage.sqlite.files import OWNER_ONLY, read_file, translate_errors
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteTokens
@@ -62,6 +65,7 @@ def reading(folder: Path) -> Iterator[Contents]:
                     read_secret(secret) if secret.exists() else b"",
                     fencing.first,
                     partial(_audit, folder / AUDIT_FOLDER),
+                    _audit_begin(folder / AUDIT_MARK),
                 )
     finally:
         lock.release()
@@ -85,6 +89,31 @@ def _audit(folder: Path) -> Iterator[bytes]:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
+class _Line(msgspec.Struct):
+    number: int
+    hash: str
+
+
+class _Mark(msgspec.Struct):
+    """The file `audit.mark`, which `daemon.access.audit_mark` describes."""
+
+    deleted: _Line
+    end: _Line
+
+
+class _FirstLine(msgspec.Struct):
+    number: int
+    prev: str
+
+
+def _audit_begin(mark: Path) -> AuditEnd | None:
+    # `moored audit verify` reports a damaged mark.
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+        deleted = msgspec.json.decode(read_file(mark), type=_Mark).deleted
+        return AuditEnd(deleted.number, deleted.hash, None)
+    return None
+
+
 def fill(folder: Path, source: Contents) -> None:
     """Write all data of another storage into an empty folder.
 
@@ -106,20 +135,29 @@ def fill(folder: Path, source: Contents) -> None:
                 there.update(source.agents)
         if source.secret:
             write_secret(folder / SECRET_FILE, source.secret)
-        _fill_audit(folder / AUDIT_FOLDER, source.audit())
+        _fill_audit(folder, source)
 
 
-def _fill_audit(folder: Path, lines: Iterator[bytes]) -> None:
-    first = next(lines, None)
-    if first is None:
+def _fill_audit(folder: Path, source: Contents) -> None:
+    lines = source.audit()
+    first = last = next(lines, None)
+    if first is None or last is None:
         return
-    folder.mkdir(mode=0o700)
-    with folder.joinpath("00000001.jsonl").open("xb") as file:
+    folder.joinpath(AUDIT_FOLDER).mkdir(mode=0o700)
+    with folder.joinpath(AUDIT_FOLDER, "00000001.jsonl").open("xb") as file:
         os.fchmod(file.fileno(), OWNER_ONLY)
         file.write(first)
-        file.writelines(lines)
+        for last in lines:
+            file.write(last)
         file.flush()
         os.fsync(file.fileno())
+    if (begin := source.audit_begin) is None:  # A server, too, then takes the log as it is.
+        oldest = msgspec.json.decode(first, type=_FirstLine)
+        begin = AuditEnd(oldest.number - 1, oldest.prev, None)
+    mark = _Mark(_Line(begin.number, begin.hash), msgspec.json.decode(last, type=_Line))
+    with folder.joinpath(AUDIT_MARK).open("xb") as file:
+        os.fchmod(file.fileno(), OWNER_ONLY)
+        file.write(msgspec.json.encode(mark))
 
 
 def _fill_facts(source: Contents, tables: FactTables) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
 
@@ -21,6 +21,9 @@ BUSY_SECONDS: Final = 5.0
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """Suffixes of the names of a database's files."""
 _LOG_MAGIC: Final = 0x377F0682
+_LOGGED_AT: Final = 18
+"""Place of the byte that says that a database has a log (fileformat2.html, section 1.3.3)."""
+_LOGGED: Final = b"\2"
 LOG_HEADER_BYTES: Final = 32
 LOG_FRAME_BYTES: Final = 24
 """Size of a frame's header in SQLite's write-ahead log (fileformat2.html, section 4.1)."""
@@ -57,7 +60,13 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file; reading a pipe would wait forever.
+    """Return the content of a regular file; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; opening a pipe would wait forever.
 
     Raises:
         OSError: The file is not regular, or cannot be read.
@@ -65,10 +74,10 @@ def read_file(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(os.fstat(descriptor).st_mode, path)
-        with open(descriptor, "rb", closefd=False) as file:  # The file is open already.
-            return file.read()
-    finally:
+    except OSError:
         os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
 
 
 def _check_regular(mode: int, path: Path) -> None:
@@ -76,8 +85,12 @@ def _check_regular(mode: int, path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file; move it away", str(path))
 
 
-def _check_files(database: Path) -> None:
-    """Refuse a database with a file on which SQLite would wait forever, such as a pipe."""
+def check_files(database: Path) -> None:
+    """Refuse a database with a file on which SQLite would wait forever, such as a pipe.
+
+    Raises:
+        OSError: A file is not regular.
+    """
     for end in _BESIDE:
         path = database.with_name(database.name + end)
         with contextlib.suppress(FileNotFoundError):
@@ -86,7 +99,7 @@ def _check_files(database: Path) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database that any thread may use, but only one thread at a time."""
-    _check_files(path)
+    check_files(path)
     return sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
@@ -99,11 +112,22 @@ def connect_to_look(path: Path, *, missing: bool = False) -> sqlite3.Connection:
         path: The file.
         missing: Whether a missing file is read as an empty database, which a start makes of it.
     """
-    _check_files(path)
+    check_files(path)
     if missing and not path.exists():
         return sqlite3.connect(":memory:", isolation_level=None)
     address = f"{path.absolute().as_uri()}?mode=ro"
+    if _is_unused(path):
+        address += "&immutable=1"  # Otherwise SQLite makes a log, and leaves it there.
     return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+def _is_unused(path: Path) -> bool:
+    """Return whether no process uses a database: it has a write-ahead log only while it is used."""
+    with contextlib.suppress(OSError):
+        if not path.with_name(path.name + "-wal").exists():
+            with open_regular(path) as file:
+                return file.read(_LOGGED_AT + 1)[_LOGGED_AT:] == _LOGGED
+    return False
 
 
 def keep_log(connection: sqlite3.Connection, place: str) -> None:

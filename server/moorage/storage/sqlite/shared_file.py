@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from moorage.storage.base import StorageError, TokenRow, diff_rows
 from moorage.storage.sqlite import TOKENS_MARK
-from moorage.storage.sqlite.files import OWNER_ONLY
+from moorage.storage.sqlite.files import OWNER_ONLY, check_files, connect_to_look
 from moorage.storage.sqlite.marks import DurableMark, read_mark
 from moorage.storage.statements import read_statements
 
@@ -37,13 +37,15 @@ class SharedFile:
 
     Args:
         path: The file.
+        looks: Whether the file is only read, and nothing beside it is made.
     """
 
     schema: ClassVar[str]
     """SQL statement that creates the table."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, looks: bool = False) -> None:
         self._path = path
+        self._looks = looks
         self._connection: sqlite3.Connection | None = None
         self._opened: os.stat_result | None = None
         self._changes = 0
@@ -103,6 +105,30 @@ class SharedFile:
         return self._opened is not None and not os.path.samestat(self._opened, self._path.stat())
 
     def _open(self) -> sqlite3.Connection:
+        check_files(self._path)
+        connection = self._connect_to_look() if self._looks else self._connect()
+        try:
+            self._prepare(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _connect_to_look(self) -> sqlite3.Connection:
+        """Open the file; a file without tables is read as an empty one, as a start makes it."""
+        self._opened = self._path.stat()
+        connection = connect_to_look(self._path)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error:
+            connection.close()
+            raise
+        if version:
+            return connection
+        connection.close()
+        return sqlite3.connect(":memory:", isolation_level=None)
+
+    def _connect(self) -> sqlite3.Connection:
         # SQLite would let other users read a file that it creates.
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY)
@@ -112,15 +138,9 @@ class SharedFile:
             descriptor = os.open(self._path, os.O_RDONLY)  # SQLite can read it, too.
         self._opened = os.fstat(descriptor)
         os.close(descriptor)
-        connection = sqlite3.connect(
+        return sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
-        try:
-            self._prepare(connection)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the table if it is missing; refuse the file of a newer release."""
@@ -167,8 +187,8 @@ class SqliteTokens(SharedFile):
 
     schema = TOKENS_SQL["schema"]
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *, looks: bool = False) -> None:
+        super().__init__(path, looks=looks)
         self._checked: tuple[int, int] | None = None
 
     def version(self) -> tuple[int, int] | None:
@@ -183,7 +203,7 @@ class SqliteTokens(SharedFile):
         if version is not None and self.rows():
             # Only the owner: a mark that root made would be in the way of another user's server.
             with contextlib.suppress(OSError):  # The next look tries again.
-                if self._path.stat().st_uid == os.geteuid():
+                if not self._looks and self._path.stat().st_uid == os.geteuid():
                     remember_tokens(self._path)
         elif tokens_mark(self._path).exists():
             raise StorageError(lost_tokens(self._path))
@@ -232,8 +252,8 @@ class SqliteAgents(SharedFile):
 
     schema = AGENTS_SQL["schema"]
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *, looks: bool = False) -> None:
+        super().__init__(path, looks=looks)
         self._rows: dict[str, bytes] = {}
         self._rows_of: tuple[sqlite3.Connection, int] | None = None
 

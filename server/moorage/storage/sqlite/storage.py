@@ -24,10 +24,12 @@ class SqliteStorage:
 
     Args:
         folder: The data folder, which exists.
+        looks: Whether tokens, agents and logins are only read, and no file is made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, looks: bool = False) -> None:
         self._folder = folder
+        self._looks = looks
 
     def facts(self) -> SqliteFacts:
         return SqliteFacts(self._folder / LEDGER_FILE)
@@ -36,13 +38,13 @@ class SqliteStorage:
         return SqliteRecords(self._folder / CATALOG_FILE)
 
     def tokens(self) -> SqliteTokens:
-        return SqliteTokens(self._folder / TOKENS_FILE)
+        return SqliteTokens(self._folder / TOKENS_FILE, looks=self._looks)
 
     def agents(self) -> SqliteAgents:
-        return SqliteAgents(self._folder / AGENTS_FILE)
+        return SqliteAgents(self._folder / AGENTS_FILE, looks=self._looks)
 
     def logins(self) -> SqliteLogins:
-        return SqliteLogins(self._folder / LOGINS_FILE)
+        return SqliteLogins(self._folder / LOGINS_FILE, looks=self._looks)
 
     def audit(self) -> None:
         return
