@@ -22,11 +22,6 @@ _BYTES_MAX: Final = 4_096
 """Maximum bytes that are read; a mark is much smaller."""
 
 
-_REMEDY: Final = (
-    "put back a copy, or the server makes a new one, and what was removed before goes unnoticed"
-)
-
-
 class AuditMark(msgspec.Struct, frozen=True):
     """What the log must have.
 
