@@ -7,9 +7,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import Seeded, enter, seed_server
+from consoles import POLICY, Seeded, enter, seed_server
+from typer.testing import CliRunner
+
+from moorage.commands.program import app
+from moorage.model import Tenant
+from moorage.records.rights import Caller, Right, Role
 
 pytestmark = pytest.mark.heavy  # A browser.
+
+BUTTONS = [
+    ("leases", Right.LEASE, "Flush warm leases"),
+    ("leases/LEASE", Right.LEASE, "Release"),
+    ("leases/LEASE", Right.EXEC, "Run"),
+    ("queue/REQUEST", Right.LEASE, "Cancel"),
+    ("fleet/here", Right.CORDON, "Cordon", "Drain"),
+    ("fleet/here", Right.LEASE, "Flush warm leases"),
+    ("fleet/here/localhost", Right.CORDON, "Cordon", "Drain"),
+    ("policies/first_fit:1.1-stable", Right.POLICY, "Activate", "Shadow", "Canary"),
+    ("policies/first_fit:stable", Right.POLICY, "Roll back"),
+    ("playground", Right.POLICY, "Run"),
+    ("why/LEASE", Right.POLICY, "Score the nodes as they were"),
+]
+"""Views and their buttons, with the right that these need."""
+ALIAS = "/policy-alias/first_fit:stable"
+OLD, NEW = ({"policy_rule_uri": f"first_fit:{version}-stable"} for version in ("1.0", "1.1"))
+ACTIVATE = ("POST", f"{ALIAS}/activate", NEW)
+EFFECTS = [
+    (Right.LEASE, "leases", "Flush warm leases", "socket.js", "ask", {"op": "flush"}),
+    (Right.CORDON, "fleet/here", "Cordon", "socket.js", "ask", {"op": "cordon", "cluster": "here"}),
+    (Right.POLICY, "policies/first_fit:1.1-stable", "Activate", "session.js", "http", *ACTIVATE),
+]
+"""A button for each right, and the function of the page that it calls, with the arguments."""
+CALL = """([file, name, ...given]) => import(`/console/static/${file}`)
+    .then((module) => module[name](...given)).then(() => "", (error) => error.code)"""
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +108,78 @@ def test_a_viewer_sees_the_limits_of_its_role(page: Any, tmp_path: Path) -> None
             button.wait_for()
             assert button.is_disabled()
         page.get_by_text("viewer").first.wait_for()
+
+
+@pytest.fixture(scope="module")
+def roles(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Seeded, str, dict[Role, str]]]:
+    """A daemon with a lease that has a workload, a waiting request, and a token of each role."""
+    data, work = (tmp_path_factory.mktemp(name) for name in ("data", "work"))
+    create = ["token", "create", "--tenant", "ann", "--data", str(data), "--role"]
+    tokens = {role: CliRunner().invoke(app, [*create, role, role]).stdout.strip() for role in Role}
+    with seed_server(data, MOORAGE_TOKENS="ann:of-ann", MOORAGE_BACKENDS="local") as seeded:
+        seeded.second_version()
+        for version in (NEW, OLD):
+            seeded.http.post(f"{ALIAS}/activate", json=version).raise_for_status()
+        gpus = {"count": 4, "gpus": [{"modelName": "A100", "memory": 80_000}] * 4}
+        node = {"id": "localhost", "gpus": gpus, "vcpus": {"count": 8}, "memory": 64_000}
+        document = {"id": "here", "nodes": {"count": 1, "nodeData": [node]}}
+        seeded.http.post("/clusters", json=document).raise_for_status()
+        sign = work / "sign"  # Without it, the workload ends, which outlives its daemon.
+        sign.touch()
+        script = 'for n in $(seq 900); do [ -e "$0" ] || exit; sleep 1; done'
+        command = ["sh", "-c", script, str(sign)]
+        seeded.ask(1, provision={"backend": "local", "spec": {"command": command}})
+        with seeded.waiter(4) as request:
+            yield seeded, request, tokens
+        sign.unlink()
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_console_offers_exactly_the_actions_that_the_role_may_take(
+    page: Any, roles: tuple[Seeded, str, dict[Role, str]], role: Role
+) -> None:
+    seeded, request, tokens = roles
+    caller = Caller(Tenant("ann"), role)
+    enter(page, f"{seeded.console}/operations", tokens[role])
+    page.get_by_role("link", name="All metrics").wait_for()
+    metrics = page.request.get(f"{seeded.running.http}/metrics")
+    assert metrics.ok is caller.may(Right.METRICS)
+
+    def button(name: str, *, offered: bool) -> Any:
+        return page.get_by_role("button", name=name, exact=True, disabled=not offered)
+
+    for view, right, *names in BUTTONS:
+        place = view.replace("LEASE", seeded.leases[0]).replace("REQUEST", request)
+        page.goto(f"{seeded.console}/{place}")
+        page.get_by_role("heading", level=1).wait_for()
+        for name in names:
+            if caller.may(right):
+                button(name, offered=True).wait_for()
+            elif right is Right.EXEC and caller.may(Right.READ):
+                page.get_by_text(f"Your role, {role}, may not run").wait_for()
+            elif caller.may(Right.READ):
+                why = button(name, offered=False).get_attribute("title")
+                assert why.startswith(f"Your role, {role}, may not ")
+            assert button(name, offered=True).count() == caller.may(right), (view, name)
+    for right, view, name, *call in EFFECTS:
+        page.goto(f"{seeded.console}/{view}")
+        page.get_by_role("heading", level=1).wait_for()
+        if caller.may(right):
+            button(name, offered=True).click()
+            button(f"{name} now", offered=True).click()
+            page.get_by_role("dialog").wait_for(state="hidden")
+            continue
+        if caller.may(Right.READ):
+            page.get_by_text("live", exact=True).first.wait_for()
+        if caller.may(Right.READ) or call[0] != "socket.js":  # Others open no socket.
+            assert page.evaluate(CALL, call) == "unauthorized", name
+    means = seeded.http.get(ALIAS).json()["data"]["policy_rule_uri"]
+    assert (means == NEW["policy_rule_uri"]) is caller.may(Right.POLICY)
+    ask = {"policy_rule_uri": POLICY, "inputs": {}, "resources": {"gpus": 1}}
+    placed = seeded.http.post("/allocate", json=ask).json()["success"]
+    assert placed is not caller.may(Right.CORDON)
+    seeded.http.post(f"{ALIAS}/activate", json=OLD).raise_for_status()
+    if caller.may(Right.CORDON):
+        page.evaluate(CALL, ["socket.js", "ask", {"op": "uncordon", "cluster": "here"}])

@@ -1,6 +1,7 @@
 """A server allows each message and endpoint to the roles that the table of rights names."""
 
 import contextlib
+import functools
 import json
 import os
 import pwd
@@ -24,6 +25,7 @@ from served import (
     tell,
     until,
 )
+from typer.main import get_command
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.daemon.access.rights import RIGHT_OF
@@ -31,6 +33,7 @@ from moorage.model import Tenant
 from moorage.protocol.messages import OPERATIONS
 from moorage.records.rights import Caller, Right, Role
 from moorage_client import BlockingClient, Services, SettingRefused, Unauthorized
+from moorage_client.cli.program import app
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
@@ -64,6 +67,44 @@ HTTP = [
     ("DELETE", "/clusters/none", Right.CLUSTER),
     ("PUT", "/quotas/ann", Right.QUOTA),
 ]
+
+COMMANDS: list[tuple[str, Right]] = [
+    *((f"{name} x", Right.READ) for name in ("logs", "status", "why")),
+    *((name, Right.READ) for name in ("leases", "queue", "history", "gpus", "watch none")),
+    *((f"{name} list", Right.READ) for name in ("policy", "quota", "reservation")),
+    *((f"policy {name}", Right.READ) for name in ("show none", "aliases", "logs none")),
+    *((f"policy {name} none --report", Right.READ) for name in ("canary", "shadow")),
+    *((name, Right.READ) for name in ("whatif --cordon none", "fleet show")),
+    ("fleet import MINE --merge --dry-run", Right.READ),
+    *((f"{name} LEASE", Right.READ_ALL) for name in ("status", "why")),
+    (f"ask {FIRST_FIT} --gpus 1", Right.PLACE),
+    ("run --gpus 99 -- true", Right.PLACE),
+    *((f"{name} x", Right.LEASE) for name in ("renew --lease-token t", "release", "cancel")),
+    ("flush", Right.LEASE),
+    ("exec x -- true", Right.EXEC),
+    ("policy push RULE.json --no-test", Right.POLICY),
+    (f"policy manage {FIRST_FIT} x", Right.POLICY),
+    *((f"policy {name} none:1-x", Right.POLICY) for name in ("activate", "delete")),
+    *((f"policy {name} none none:1-x", Right.POLICY) for name in ("canary", "shadow")),
+    *((f"policy {name}", Right.POLICY) for name in ("rollback none", "aliases none --delete")),
+    ("policy activate theirs:1-x --no-test", Right.POLICY_ALL),
+    ("fleet import MINE --replace", Right.CLUSTER),
+    ("fleet delete none", Right.CLUSTER),
+    ("fleet import THEIRS --replace", Right.CLUSTER_ALL),
+    *((f"fleet {name} none", Right.CORDON) for name in ("cordon", "drain", "uncordon")),
+    ("fleet forget none/none", Right.CORDON),
+    ("reservation add --from +1h --to +2h --gpus 99", Right.RESERVE),
+    ("reservation cancel none", Right.RESERVE),
+    ("quota set none --gpus 1", Right.QUOTA),
+    ("quota remove none", Right.QUOTA),
+]
+"""Commands and the right that each needs; LEASE, THEIRS and `theirs` are those of another tenant.
+
+No command needs the other two rights: only scrapers read metrics, and `moored token` needs access
+to the data folder.
+"""
+LOCAL = {"login", "logout", "version", "audit", "policy new", "policy test", "policy backtest"}
+"""Commands that need no right at a server, in addition to those of `moorage pool`."""
 
 
 def token(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -126,6 +167,56 @@ def test_each_endpoint_refuses_exactly_the_roles_without_its_right(
     assert missing is not Caller(Tenant("ann"), role).may(right), answer.text
     if missing:
         assert "not_you" in answer.text
+
+
+def test_each_command_has_a_test_and_a_right() -> None:
+    tested = {words for words, _ in COMMANDS}
+    for name, group in get_command(app).commands.items():
+        for each in getattr(group, "commands", {"": None}):
+            words = f"{name} {each}".strip()
+            known = words in LOCAL or name == "pool"
+            assert known is not any(f"{row} ".startswith(f"{words} ") for row in tested), words
+    assert {right for _, right in COMMANDS} == set(Right) - {Right.METRICS, Right.TOKEN}
+
+
+@pytest.fixture(scope="module")
+def theirs(serve_roles: Server, bob: dict[str, str], tmp_path_factory: pytest.TempPathFactory):
+    """A folder of documents for commands, and a lease of another tenant, who has a policy too."""
+    folder = tmp_path_factory.mktemp("documents")
+    for name in ("mine", "theirs"):
+        (folder / name.upper()).write_text(json.dumps(cluster(name, nodes=1)))
+    (folder / "RULE.json").write_text(json.dumps(policy("return None", "mine:1-x")))
+    say = functools.partial(serve_roles.http.post, headers=bob)
+    say("/clusters", json=cluster("theirs", nodes=1)).raise_for_status()
+    say("/policy", json=policy("return None", "theirs:1-x")).raise_for_status()
+    means = {"policy_rule_uri": "theirs:1-x"}
+    say("/policy-alias/theirs:stable/activate", json=means).raise_for_status()
+    ask = {"policy_rule_uri": FIRST_FIT, "inputs": {}, "lease": {"ttl_seconds": 600}}
+    return folder, say("/allocate", json=ask | {"resources": {"gpus": 1}}).json()["lease"]["id"]
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize(("words", "right"), COMMANDS)
+def test_each_command_refuses_exactly_the_roles_without_its_right(
+    serve_roles: Server,
+    tokens: dict[Role, str],
+    theirs: tuple[Path, str],
+    role: Role,
+    words: str,
+    right: Right,
+) -> None:
+    folder, lease = theirs
+    given = words.replace("LEASE", lease).split()
+    own = {"MOORAGE_TOKEN": tokens[role], "XDG_STATE_HOME": str(folder)}
+    done = serve_roles.moorage(*given, folder=folder, **own)
+    caller = Caller(Tenant("ann"), role)
+    refused = f"“ann” with the role {role} may not" in done.stderr
+    hidden = right is Right.READ_ALL and "[unknown_" in done.stderr
+    assert (refused or hidden) is not caller.may(right), done.stderr
+    if refused:
+        assert done.returncode == 5
+        lacking = [each for each in Right if not caller.may(each)]
+        assert any(f"Use {each.expected} (" in done.stderr for each in lacking), done.stderr
 
 
 def test_the_command_line_names_the_option_for_the_token(serve_roles: Server) -> None:
@@ -358,12 +449,13 @@ def test_moored_token_list_shows_states_and_no_token(tmp_path: Path) -> None:
     assert "No tokens" in token(tmp_path, "list").stdout
     made = make(tmp_path, "ci", "client", "ann", "--expires", "30d")
     make(tmp_path, "old", "viewer")
-    token(tmp_path, "revoke", "old")
+    first, again = (json.loads(token(tmp_path, "revoke", "old", "--json").stdout) for _ in "12")
     listed = token(tmp_path, "list").stdout
     assert "ci: valid, role client, tenant “ann”, expires 20" in listed
     assert "old: revoked" in listed
     rows = json.loads(token(tmp_path, "list", "--json").stdout)
     assert [(row["name"], row["state"]) for row in rows] == [("ci", "valid"), ("old", "revoked")]
+    assert first == again == rows[1]
     assert 29 * 86_400 < rows[0]["expires_at"] - time.time() <= 30 * 86_400
     assert made not in listed + json.dumps(rows)
 

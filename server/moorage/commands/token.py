@@ -26,7 +26,7 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 if TYPE_CHECKING:
-    from moorage.daemon.access.token_store import TokenStore
+    from moorage.daemon.access.token_store import NamedToken, TokenStore
 
 token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
 
@@ -87,19 +87,7 @@ def token_list(
     with _open_store(settings) as store:
         known = list(store.tokens().values())
     if as_json:
-        rows = [
-            {
-                "name": each.name,
-                "role": each.role,
-                "tenant": each.tenant,
-                "state": each.state(now),
-                "created_at": each.created_at,
-                "expires_at": each.expires_at,
-                "revoked_at": each.revoked_at,
-            }
-            for each in known
-        ]
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([_row(each, now) for each in known]))
         return
     if not known:
         typer.echo(f"No tokens in {_place(settings)}; `moored token create` makes one")
@@ -113,22 +101,26 @@ def token_revoke(
     name: Annotated[str, typer.Argument(help="Name of the token.")],
     data: DataOption = None,
     config: FileOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Refuse a token from now on; a running server ends its open sessions within a second."""
     settings = load_local_config(data, config)
 
+    now = time.time()
     with _open_store(settings) as store:
-        if store.revoke(name, time.time()):
-            (was,) = (each for each in store.tokens().values() if each.name == name)
+        is_new = store.revoke(name, now)
+        (was,) = (each for each in store.tokens().values() if each.name == name)
+        if is_new:
             before: JsonObject = {
                 "role": was.role,
                 "tenant": was.tenant,
                 "expires_at": was.expires_at,
             }
             note(settings, "token.revoked", {"token": name}, before=before)
-            typer.echo(f"Token “{name}” is revoked.")
-        else:
-            typer.echo(f"Token “{name}” was already revoked.")
+    if as_json:
+        typer.echo(json.dumps(_row(was, now)))
+    else:
+        typer.echo(f"Token “{name}” {'is' if is_new else 'was already'} revoked.")
 
 
 @contextlib.contextmanager
@@ -148,6 +140,18 @@ def _open_store(settings: Config, *, makes: bool = False) -> "Iterator[TokenStor
             refuse_no_server(settings)
         with contextlib.closing(TokenStore(rows)) as store:
             yield store
+
+
+def _row(each: "NamedToken", now: float) -> JsonObject:
+    return {
+        "name": each.name,
+        "role": each.role,
+        "tenant": each.tenant,
+        "state": each.state(now),
+        "created_at": each.created_at,
+        "expires_at": each.expires_at,
+        "revoked_at": each.revoked_at,
+    }
 
 
 def _end(expires: str, now: float) -> float | None:
