@@ -57,6 +57,8 @@ echo '{sys.executable} -m pip --python "${{0%/bin/pip}}" "${{@/#./$WHEEL}}"' >"$
 chmod +x "$3/bin/pip"''',
 }
 PIP = dict.fromkeys(("PIP_NO_INDEX", "PIP_NO_DEPS", "PIP_NO_COMPILE"), "1")
+FIRST_FIT = "first_fit:1.0-stable"
+ONE = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 3_600}}
 ALL = slice(None)
 NODE = {"vcpus": {"count": 32}, "memory": 131_072, "gpus": {"count": 64, "gpus": [{}] * 64}}
 
@@ -155,9 +157,8 @@ class Machine:
             self.process, self.ready = self.service.enter_context(served)
 
     def grant(self, count: int = 1, **given: str) -> list[Lease]:
-        one = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 3_600}}
         with BlockingClient(self.ready["ws"], **given) as client:
-            return [client.ask("first_fit:1.0-stable", **one).lease for _ in range(count)]
+            return [client.ask(FIRST_FIT, **ONE).lease for _ in range(count)]
 
     def has(self, *leases: Lease, **given: str) -> bool:
         """Return whether the server has these leases, with their tokens, and no others."""
@@ -167,20 +168,26 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of a stopped server with a cluster and a policy."""
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lease]:
+    """The data folder of a stopped server with a cluster and a policy, and its only lease."""
     data = tmp_path_factory.mktemp("filled") / "data"
     with daemon(data) as running, Services(running.http) as services:
         services.put_cluster({"id": "lab", "nodes": {"nodeData": [{"id": "node-1", **NODE}]}})
         services.publish_policy(catalog.document("first_fit"))
-    return data
+        with BlockingClient(running.ws) as client:
+            return data, client.ask(FIRST_FIT, **ONE).lease
 
 
 @pytest.fixture
-def machine(tmp_path: Path, filled: Path) -> Iterator[Machine]:
+def held(filled: tuple[Path, Lease]) -> list[Lease]:
+    return [filled[1]]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, filled: tuple[Path, Lease]) -> Iterator[Machine]:
     with ExitStack() as stack:
         made = Machine(tmp_path / "machine", stack)
-        shutil.copytree(filled, made.folder / "var" / "lib" / "moorage")
+        shutil.copytree(filled[0], made.folder / "var" / "lib" / "moorage")
         yield made
 
 
@@ -193,9 +200,8 @@ def test_each_section_is_typed_or_left_out_for_a_reason() -> None:
             assert is_typed != ((page, heading) in LEFT_OUT), (page, heading)
 
 
-def test_a_backup_is_made_and_restored(machine: Machine) -> None:
+def test_a_backup_is_made_and_restored(machine: Machine, held: list[Lease]) -> None:
     machine.serve()
-    held = machine.grant()
     machine.type("back-up-and-restore.md", "Back up")
     (later,) = machine.grant()
     (backup,) = (machine.folder / "var" / "backups" / "moorage").iterdir()
@@ -205,9 +211,9 @@ def test_a_backup_is_made_and_restored(machine: Machine) -> None:
     assert machine.grant()[0].fencing > later.fencing + 10**11
 
 
-def test_damage_is_named_and_repaired(machine: Machine) -> None:
+def test_damage_is_named_and_repaired(machine: Machine, held: list[Lease]) -> None:
     machine.serve()
-    granted = machine.grant(20)
+    granted = held + machine.grant(20)
     machine.process.kill()  # As a power cut does.
     machine.serve("stop")
     log = machine.folder / "var" / "lib" / "moorage" / "ledger.db-wal"
@@ -226,7 +232,9 @@ def test_damage_is_named_and_repaired(machine: Machine) -> None:
     assert machine.has(*left)
 
 
-def test_an_installed_release_is_upgraded_and_rolled_back(machine: Machine, wheel: Path) -> None:
+def test_an_installed_release_is_upgraded_and_rolled_back(
+    machine: Machine, held: list[Lease], wheel: Path
+) -> None:
     machine.variables["WHEEL"] = str(wheel)
     programs = machine.folder / "opt" / "moorage"
     for each in (programs, machine.bin / "moored", machine.bin / "moorage"):
@@ -234,7 +242,6 @@ def test_an_installed_release_is_upgraded_and_rolled_back(machine: Machine, whee
     machine.type("install.md", "systemd", slice(6), place=ROOT)
     machine.localise_command()
     token = {"token": machine.type("install.md", "systemd", slice(6, None)).split()[-1]}
-    held = machine.grant(**token)
     first = programs.stat().st_ino
     machine.type("upgrade.md", "systemd", slice(5), place=ROOT)
     assert programs.stat().st_ino != first
@@ -245,9 +252,10 @@ def test_an_installed_release_is_upgraded_and_rolled_back(machine: Machine, whee
     assert machine.has(*held, **token)
 
 
-def test_the_server_moves_to_another_machine(machine: Machine, tmp_path: Path) -> None:
+def test_the_server_moves_to_another_machine(
+    machine: Machine, held: list[Lease], tmp_path: Path
+) -> None:
     machine.serve()
-    held = machine.grant()
     with ExitStack() as stack:
         new = Machine(tmp_path / "new-machine", stack)
         machine.type("replace-a-machine.md", "The server's machine", slice(3))
@@ -288,11 +296,11 @@ def test_a_token_and_a_certificate_are_rotated(machine: Machine) -> None:
 
 
 @pytest.mark.postgres
-def test_a_server_moves_to_postgresql_and_back(machine: Machine, postgres: PostgresServer) -> None:
+def test_a_server_moves_to_postgresql_and_back(
+    machine: Machine, held: list[Lease], postgres: PostgresServer
+) -> None:
     address = {"PGHOST": "127.0.0.1", "PGPORT": str(postgres.port), "PGUSER": "moorage"}
     machine.variables |= address
-    machine.serve()
-    held = machine.grant()
     try:
         machine.type("keep-everything-in-postgresql.md", "Prepare the database")
         machine.type("keep-everything-in-postgresql.md", "Move a server", slice(2))
