@@ -4,6 +4,7 @@ Each line of a block `text` comes from its page. Only places, names of machines 
 """
 
 import functools
+import getpass
 import os
 import re
 import shutil
@@ -104,7 +105,11 @@ class Machine:
         return place
 
     def localise_command(self) -> None:
-        text = (self.bin / "moored").read_text().replace("user=moorage", "user=$(id -un)")
+        text = (
+            (self.bin / "moored")
+            .read_text()
+            .replace('user = "moorage"', f'user = "{getpass.getuser()}"')
+        )
         self.write("usr/local/bin/moored", self.localise(text))
 
     def localise(self, text: str) -> str:
