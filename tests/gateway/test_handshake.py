@@ -10,6 +10,7 @@ from moorage.model import Tenant
 from moorage.protocol.origins import Origins
 from moorage.protocol.proxies import read_proxies
 from moorage.records.rights import Caller, Role
+from tests.forwarding import forwarded_clients
 
 
 async def refusal(port, **options):
@@ -150,15 +151,7 @@ async def test_a_ticket_opens_one_socket(open_port):
     assert (await refusal(port, subprotocols=offered)).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("trusted", "forwarded", "client"),
-    [
-        (["127.0.0.0/8"], "198.51.100.1, 192.0.2.7", "192.0.2.7"),
-        (["127.0.0.0/8"], "unknown", "127.0.0.1"),
-        (["10.0.0.0/8"], "192.0.2.7", "127.0.0.1"),
-        ([], "192.0.2.7", "127.0.0.1"),
-    ],
-)
+@forwarded_clients
 async def test_the_address_of_a_client_is_the_one_that_a_trusted_proxy_names(
     open_port, trusted, forwarded, client
 ):

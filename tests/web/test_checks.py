@@ -13,6 +13,7 @@ from moorage.records.rights import Caller, Role
 from moorage.web.checks import RequestChecks
 from moorage.web.connections import Connections
 from moorage.web.server import WebServer
+from tests.forwarding import forwarded_clients
 
 PATIENCE_SECONDS = 60
 
@@ -208,15 +209,7 @@ class TestTurns:
 
 
 @pytest.mark.parametrize("tokens", [{"key": "ann"}])
-@pytest.mark.parametrize(
-    ("trusted", "forwarded", "client"),
-    [
-        (["127.0.0.0/8"], "198.51.100.1, 192.0.2.7", "192.0.2.7"),
-        (["127.0.0.0/8"], "unknown", "127.0.0.1"),
-        (["10.0.0.0/8"], "192.0.2.7", "127.0.0.1"),
-        ([], "192.0.2.7", "127.0.0.1"),
-    ],
-)
+@forwarded_clients
 async def test_the_audit_log_has_the_client_that_a_trusted_proxy_names(
     site, trusted, forwarded, client
 ):

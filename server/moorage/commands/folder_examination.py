@@ -28,7 +28,7 @@ READ_SECONDS_MAX: Final = 10.0
 _LOOKS: Final = 3
 """Looks at a file that a server writes: a look while it writes may see half of a change."""
 _LOOKS_ALONE: Final = 2
-"""Looks at a file of a stopped server: it may start during the first one."""
+"""Looks at a file that no server writes: a server may start during the first look."""
 _PAUSE_SECONDS: Final = 0.3
 _OTHERS: Final = 0o077
 """The bits of a file's mode that give other users any right."""
@@ -123,7 +123,7 @@ def _check_pages(file: Path, place: str) -> None:
 
 
 def _marks(ledger: Path) -> Iterator[DoctorFinding]:
-    """Yield what a start says of the files beside a sound ledger, which it can write again."""
+    """Yield warnings about damaged files beside the ledger that a start writes again."""
     place = facts_file.place_of(ledger)
     try:
         found, fencing = facts_file.read_marks(ledger)

@@ -353,7 +353,7 @@ async def _lead(
         await seen_tokens.compare(config.tokens)
         await doors.open(behind, requests.router, agents)
     else:
-        tasks.spawn(seen_tokens.compare(config.tokens))  # Clients wait.
+        tasks.spawn(seen_tokens.compare(config.tokens))  # Waiting clients come first.
         await doors.open(behind, requests.router, agents, standby.is_idle)
         standby.hand_over(requests.router)
         core.durations.observe_takeover(standby.vacant_seconds())

@@ -48,7 +48,7 @@ def unknown_caller() -> ServiceError:
 
 @contextmanager
 def ending_with_token(services: WebServices, request: Request) -> Iterator[None]:
-    """Cancel what the current task does here once its caller's token or login has ended.
+    """Cancel the body of this context when the token or login of its caller ends.
 
     Raises:
         ServiceError: `unauthorized`: The token or login has ended.
@@ -60,8 +60,8 @@ def ending_with_token(services: WebServices, request: Request) -> Iterator[None]
 
     async def look() -> None:
         nonlocal has_ended
-        while await _is_still_known(services, request):  # noqa: ASYNC110  # No event tells of each end.
-            await asyncio.sleep(LOOK_SECONDS)  # Tokens end without an event.
+        while await _is_still_known(services, request):  # noqa: ASYNC110  # Ends have no event.
+            await asyncio.sleep(LOOK_SECONDS)  # No event announces the end of a token.
         has_ended = True
         task.cancel()
 

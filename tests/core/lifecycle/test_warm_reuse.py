@@ -14,19 +14,29 @@ from moorage.core.turns.events import (
 from moorage.model import Amounts, ClusterId, Code, Demand, Provision, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)
+WARM = Provision("memory", keep_warm_seconds=60.0)
 
 
 def there(*gpus: str) -> dict[str, object]:
     return place("n000", *gpus) | {"cluster_id": "d"}
 
 
+def released() -> Hand:
+    """Return an allocator with one GPU, whose lease is released and may stay warm."""
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    return hand
+
+
 def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.see(nodes(1, 2, "d"))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
     gang = [place("n000", "0"), there("0")]
-    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=warm_spec), gang)
+    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=WARM), gang)
     hand.grant(ask("b", ONE), place("n000", "1"))
     hand.grant(ask("d", ONE), there("1"))
     hand.step(WorkloadStarted(RequestId("gang"), 1))
@@ -43,10 +53,9 @@ def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
 def test_warm_leases_end_one_by_one_until_the_policy_finds_a_placement() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
     for number, name in enumerate(("first", "second")):
         hand.now += 1.0
-        request = ask(name, ONE, provision=warm_spec, inputs={"number": number})
+        request = ask(name, ONE, provision=WARM, inputs={"number": number})
         hand.grant(request, place("n000", str(number)))
         lease = hand.allocator.state.leases[request.id]
         hand.step(WorkloadStarted(lease.id, lease.fencing))
@@ -64,14 +73,9 @@ def test_warm_leases_end_one_by_one_until_the_policy_finds_a_placement() -> None
 
 
 def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
-    hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
-    hand.ask(ask("urgent", ONE, provision=warm_spec, terms={"priority": 2}))
-    hand.ask(ask("patient", ONE, wait=100.0, provision=warm_spec))
+    hand = released()
+    hand.ask(ask("urgent", ONE, provision=WARM, terms={"priority": 2}))
+    hand.ask(ask("patient", ONE, wait=100.0, provision=WARM))
     hand.step(WorkloadKept(RequestId("used"), 1))
     assert list(hand.allocator.state.leases) == ["urgent"]
 
@@ -79,8 +83,7 @@ def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
 def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node() -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("lost", ONE, provision=warm_spec), place("n1", "0"))
+    hand.grant(ask("lost", ONE, provision=WARM), place("n1", "0"))
     hand.step(WorkloadStarted(RequestId("lost"), 1))
     hand.grant(ask("stays", ONE), place("n1", "1"))
     hand.see(lab("bbb"))
@@ -95,8 +98,7 @@ def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.see(nodes(1, 1, "d"))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
+    hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.grant(ask("d", ONE), there("0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
     hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
@@ -111,12 +113,7 @@ def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
 
 
 def test_a_request_without_a_queue_time_is_refused_once_another_takes_its_evicted_lease() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
-    warm_spec = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
-    hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand = released()
     hand.step(WorkloadKept(RequestId("used"), 1))
     hand.ask(ask("at once", ONE))
     assert "at once" in hand.allocator.state.waiting

@@ -161,7 +161,7 @@ class Backfill:
         return all(cluster not in ask.candidates for cluster, _ in grown)
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
-        """Consult policies for a line's waiters; return whether the lines have changed instead."""
+        """Consult policies for a line's waiters; return True if a waiter left it instead."""
         oldest = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
         idle = [
             Pending(waiter.ask, waiter.at)

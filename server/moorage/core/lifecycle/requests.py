@@ -470,7 +470,7 @@ class RequestLifecycle:
         self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
 
     def refuse_hopeless(self, pending: Pending) -> bool:
-        """Refuse a waiter without a queue time whose evicted leases went to others.
+        """Refuse a waiter without a queue time: others took the room that was made for it.
 
         Returns:
             Whether the waiter was refused; False if it may wait, or waits for its quota.

@@ -67,7 +67,7 @@ class AuditFiles:
         self._end = ChainEnd()
         self._pruned_at = 0.0
         self._has_lost_mark = False
-        """Whether the mark was damaged, and the log does not say so yet."""
+        """Whether a damaged mark was found that the log does not mention yet."""
         self._seen: tuple[Path, int, int] | None = None
         """The current file, its inode, and its size after the last line that `_end` covers."""
         self._lock: int | None = None

@@ -3,14 +3,13 @@
 The mark is beside the log's folder, so it also reveals that the whole folder is missing.
 """
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from moorage.daemon.access.audit_chain import ChainEnd
-from moorage.storage.sqlite.files import open_regular
+from moorage.storage.sqlite.files import open_regular, write_durably
 
 FILE: Final = "audit.mark"
 """Name of the mark in the data folder."""
@@ -59,17 +58,4 @@ def write_mark(folder: Path, mark: AuditMark) -> None:
     Raises:
         OSError: The file cannot be written; then the former mark stays.
     """
-    path = folder / FILE
-    new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, msgspec.json.encode(mark))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    new.replace(path)
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)  # The new name must survive a power cut, too.
-    finally:
-        os.close(directory)
+    write_durably(folder / FILE, msgspec.json.encode(mark))

@@ -6,7 +6,6 @@ guess: thousands of guesses have the same tag.
 """
 
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import structlog
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
+from moorage.storage.sqlite.files import write_durably
 
 FILE: Final = "tokens.seen"
 """Name of the file in the data folder."""
@@ -29,7 +29,7 @@ log = structlog.get_logger("moored")
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What the file has.
+    """The content of the file.
 
     Args:
         key: The key of the tags. It stays, since each further key would tell more of a token.
@@ -78,7 +78,7 @@ class SeenTokens:
         latest = _Seen(key, _tags(tokens, key))
         if latest != seen:
             try:
-                self._write(latest)
+                write_durably(self._path, msgspec.json.encode(latest))
             except OSError as error:  # The next start then notes this change once more.
                 log.warning("tokens_not_remembered", reason=str(error))
 
@@ -91,16 +91,6 @@ class SeenTokens:
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("tokens_not_remembered", reason=f"{self._path}: {error}")
             return None
-
-    def _write(self, seen: _Seen) -> None:
-        new = self._path.with_name(f"{FILE}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, msgspec.json.encode(seen))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        new.replace(self._path)
 
 
 def _tags(tokens: Mapping[str, str], key: bytes) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
         "moorage_leases_warm", "Leases without an owner, whose workload is warm", len(state.warm)
     )
     yield gauge("moorage_waiting", "Requests in the queue", len(state.waiting))
-    # A lease that waits for another place arrived long before its wait.
+    # A requeued lease began to wait long after its request came, so it does not count.
     arrived = min((each.at for each in state.waiting.values() if each.lease is None), default=None)
     age = 0.0 if arrived is None else max(0.0, time.time() - arrived)
     yield gauge("moorage_oldest_wait_seconds", "Age of the oldest request in the queue", age)

@@ -24,7 +24,7 @@ from moorage.storage.sqlite import (
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import OWNER_ONLY, read_file, translate_errors
+from moorage.storage.sqlite.files import OWNER_ONLY, read_file, translate_errors, write_durably
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteTokens
@@ -151,13 +151,11 @@ def _fill_audit(folder: Path, source: Contents) -> None:
             file.write(last)
         file.flush()
         os.fsync(file.fileno())
-    if (begin := source.audit_begin) is None:  # A server, too, then takes the log as it is.
+    if (begin := source.audit_begin) is None:  # As a server does that finds no mark.
         oldest = msgspec.json.decode(first, type=_FirstLine)
         begin = AuditEnd(oldest.number - 1, oldest.prev, None)
     mark = _Mark(_Line(begin.number, begin.hash), msgspec.json.decode(last, type=_Line))
-    with folder.joinpath(AUDIT_MARK).open("xb") as file:
-        os.fchmod(file.fileno(), OWNER_ONLY)
-        file.write(msgspec.json.encode(mark))
+    write_durably(folder / AUDIT_MARK, msgspec.json.encode(mark))
 
 
 def _fill_facts(source: Contents, tables: FactTables) -> None:

@@ -217,6 +217,23 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """Create or replace a file that only its owner reads; a power cut leaves the old or new one.
+
+    Raises:
+        OSError: The file cannot be written; then the old one stays.
+    """
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # A crash may have left it.
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNER_ONLY)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_directory(path.parent)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path for a new database; then replace the database at `path` by the new one."""

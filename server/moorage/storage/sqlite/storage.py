@@ -1,6 +1,5 @@
 """The data folder as a storage, with the file of each kind of data."""
 
-import os
 import secrets
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from moorage.storage.sqlite import (
     TOKENS_FILE,
 )
 from moorage.storage.sqlite.facts import SqliteFacts
-from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
+from moorage.storage.sqlite.files import read_file, write_durably
 from moorage.storage.sqlite.records import SqliteRecords
 from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins, SqliteTokens
 
@@ -98,16 +97,5 @@ def write_secret(path: Path, secret: bytes) -> bytes:
     Raises:
         OSError: The file cannot be written.
     """
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)  # A crash may have left the file.
-    with open(unfinished, "xb", opener=_private) as file:  # Path.open has no opener.
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync_directory(path.parent)  # Otherwise a crash could lose the file.
+    write_durably(path, secret)
     return secret
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, OWNER_ONLY)
