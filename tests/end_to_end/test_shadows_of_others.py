@@ -1,5 +1,7 @@
 """A shadow of another tenant sees an alias's requests, but that tenant cannot read them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from served import Server, ask_message, cluster, policy, until
 
@@ -28,7 +30,7 @@ return {"stolen": seen}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """A daemon as two tenants see it: `ann` owns the alias, `bob` runs a shadow beside it."""
-    tokens = {"MOORAGE_TOKENS": "ann:of-ann,bob:of-bob"}
+    tokens = {"MOORAGE_TOKENS": "ann:of-ann,bob:of-bob,cal:of-cal"}
     with daemon(tmp_path_factory.mktemp("others"), environment=tokens) as running:
         ann, bob = Server(running, "of-ann"), Server(running, "of-bob")
         ann.register(cluster("east"))
@@ -124,6 +126,23 @@ def test_only_its_tenant_and_the_owner_of_the_alias_replace_or_stop_a_shadow(sit
     assert report(ann)["candidate"]
     ann.http.delete(path).raise_for_status()
     post(bob, "shadow", SPY)
+    post(bob, "shadow", SPY)
+
+
+def test_of_tenants_that_start_a_shadow_at_once_only_one_has_it(site):
+    ann, bob = site
+    ann.http.delete("/policy-alias/side/shadow")
+    body = {"policy_rule_uri": SPY}
+
+    def start(tenant):
+        headers = {"Authorization": f"Bearer of-{tenant}"}
+        path = "/policy-alias/side/shadow"
+        return tenant, bob.http.post(path, json=body, headers=headers).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = set(pool.map(start, ["bob", "cal"] * 8))
+    assert sorted(status for _, status in answers) == [200, 403], answers
+    ann.http.delete("/policy-alias/side/shadow").raise_for_status()
     post(bob, "shadow", SPY)
 
 

@@ -1,5 +1,6 @@
 """The endpoints of aliases: canaries, shadows, logs, and calls of `management`."""
 
+import asyncio
 from functools import partial
 from typing import Final
 
@@ -107,21 +108,25 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
 
 
 def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
+    shadows = asyncio.Lock()  # The owner of a shadow is checked and changed at once.
+
     @router.post("/policy-alias/{alias}/shadow", "Start a shadow", _CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
         """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
-        services.ownership.check_shadow(caller_of(request), alias)
-        uri, before = choice.policy_rule_uri, _alias_document(services, alias)
-        after = await services.aliases.start_shadow(alias, uri, who_of(request))
+        async with shadows:
+            services.ownership.check_shadow(caller_of(request), alias)
+            uri, before = choice.policy_rule_uri, _alias_document(services, alias)
+            after = await services.aliases.start_shadow(alias, uri, who_of(request))
         return await _answer_change(request, before, after)
 
     @router.delete("/policy-alias/{alias}/shadow", "Stop a shadow", _ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
         """Stop evaluating the candidate, and delete its report."""
-        services.ownership.check_shadow(caller_of(request), alias)
-        before = _alias_document(services, alias)
-        after = await services.aliases.stop_shadow(alias, who_of(request))
+        async with shadows:
+            services.ownership.check_shadow(caller_of(request), alias)
+            before = _alias_document(services, alias)
+            after = await services.aliases.stop_shadow(alias, who_of(request))
         return await _answer_change(request, before, after)
 
     @router.delete("/policy-alias/{alias}", "Remove an alias", _ALIAS)

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from moorage.daemon.access.audit_files import read_lines
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.seen_tokens import FILE, SeenTokens
@@ -61,8 +63,9 @@ async def test_the_file_has_no_digest_by_which_a_token_can_be_guessed(tmp_path: 
     assert json.loads(file.read_text())["key"] == stored["key"]
 
 
-async def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"tags":')
+@pytest.mark.parametrize("text", ['{"tags":', f'{{"key":"{"A" * 200}","tags":[]}}'])
+async def test_a_damaged_file_is_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
     await start(tmp_path, TOKENS)
     assert entries(tmp_path) == []
     await start(tmp_path, {"t-ann": "ann"})

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ import structlog
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
-from moorage.storage.sqlite.files import write_durably
+from moorage.storage.sqlite.files import read_file, write_durably
 
 FILE: Final = "tokens.seen"
 """Name of the file in the data folder."""
@@ -36,7 +36,7 @@ class _Seen(msgspec.Struct, frozen=True):
         tags: The tenant and the tag of each token.
     """
 
-    key: bytes
+    key: Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     tags: list[tuple[str, str]]
 
 
@@ -85,7 +85,7 @@ class SeenTokens:
     def _read(self) -> _Seen | None:
         """Return what the file has; None: this folder's first server, or the file is damaged."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Seen)
+            return msgspec.json.decode(read_file(self._path), type=_Seen)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
