@@ -1,131 +1,167 @@
-"""`observation`: how much metrics and the audit log slow a grant.
+"""`observation`: how much processor time metrics and the audit log cost a grant.
 
-One server takes alternating blocks of the same requests: with both, and without both. Traces are
-off, which is the default.
+One server takes short alternating blocks of the same requests: with both, and without both. As in
+`moored bench grants`, a grant takes the time of the server and its cells. Traces are off, which is
+the default.
 """
 
 import math
 import os
+import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import msgspec
-import uvloop
+from websockets.sync.client import ClientConnection, connect
 
-from benchmarks.unobserved import WITH, WITHOUT
+from benchmarks.unobserved import AUDIT_THREAD, WITH, WITHOUT
 from moorage.bench import replay
 from moorage.bench.grants import make_nodes, make_pods
-from moorage.bench.load import LoadResult, drive
 from moorage.bench.processor_time import processor_time_of
-from moorage.daemon.access.audit_log import GATHER_SECONDS_MAX
 from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
-BLOCKS: Final = 100
-"""Number of measured blocks with observation, and as many without; all take four minutes."""
-REQUESTS: Final = 1_000
+BLOCKS: Final = 500
+"""Number of measured blocks with observation, and as many without; all take a minute and a half."""
+WARM_BLOCKS: Final = 10
+REQUESTS: Final = 100
 """Number of requests in each block; all are granted, and their leases are then released."""
 CONNECTIONS: Final = 4
-WINDOW: Final = 8
 PERCENT_MAX: Final = 3.0
-SETTLE_SECONDS: Final = 1.5 * GATHER_SECONDS_MAX
-"""Seconds of wait after a block, so that its last audit entries are measured with the block."""
+SETTLE_SECONDS: Final = 0.003
+"""Seconds of wait before and after a block, so that its last replies are measured with it."""
 _MEDIAN_ERROR: Final = 1.253 / 1.349
 """Standard error of a median of n values, as a multiple of their quartile distance / sqrt(n)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """The measured blocks of one kind, and the signal that switches to this kind."""
+class _Cost:
+    """Microseconds of the server, without the audit log's thread, per grant or per release.
 
-    switch: signal.Signals
-    seconds: list[float] = field(default_factory=list[float])
-    """Processor time of the server for a grant and its release, in seconds, for each block."""
-    per_second: list[float] = field(default_factory=list[float])
+    Both lists have a value for each pair of blocks.
+    """
+
+    observed: list[float] = field(default_factory=list[float])
+    plain: list[float] = field(default_factory=list[float])
+
+    def add(self, kind: signal.Signals, seconds: float) -> None:
+        (self.observed if kind == WITH else self.plain).append(1e6 * seconds / REQUESTS)
+
+    def more(self) -> tuple[float, float]:
+        """Return the cost of observation, and its standard error."""
+        pairs = zip(self.observed[WARM_BLOCKS:], self.plain[WARM_BLOCKS:], strict=True)
+        costs = [one - other for one, other in pairs]
+        low, middle, high = statistics.quantiles(costs, n=4)
+        return middle, _MEDIAN_ERROR * (high - low) / math.sqrt(len(costs))
+
+    def without(self) -> float:
+        return statistics.median(self.plain[WARM_BLOCKS:])
 
 
 def observation(
     blocks: int = BLOCKS, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Measure CPU time and rate of grants, with and without metrics and audit log.
+    """Measure the processor time of grants and releases, with and without metrics and audit log.
 
     Args:
         blocks: Number of blocks of each kind.
         progress: Called with a line for each step.
     """
-    with_both, without = _Kind(WITH), _Kind(WITHOUT)
-    with tempfile.TemporaryDirectory(prefix="moorage-") as name:
-        folder = Path(name)
-        ports = ("--port", "0", "--http-port", "0", "--data", str(folder / "data"))
+    grant, release = _Cost(), _Cost()
+    with tempfile.TemporaryDirectory(prefix="moorage-") as name, ExitStack() as stack:
+        ports = ("--port", "0", "--http-port", "0", "--data", str(Path(name) / "data"))
         program = (sys.executable, "-m", "benchmarks.unobserved", "serve", *ports)
-        log = folder / "stderr.log"
-        with child(program, log, serve_variables()) as (process, ready):
-            running = Running(ready["ws"], ready["http"], process.pid, log)
-            document = trace.cluster_document(make_nodes())
-            policy = replay.prepare(running, document, "first_fit", make_pods())
-            for number in range(blocks + 1):  # The first block warms up.
-                for each in (with_both, without) if number % 2 else (without, with_both):
-                    _play(running, policy, each)
-                if number % 10 == 0:
-                    progress(f"{number} of {blocks} blocks")
-            metrics = httpx.get(f"{running.http}/metrics").text
-            assert "moorage_asks_total 0.0" not in metrics
-    pairs = zip(with_both.seconds[1:], without.seconds[1:], strict=True)
-    cpu = [100 * (one / other - 1) for one, other in pairs]
-    rates = zip(with_both.per_second[1:], without.per_second[1:], strict=True)
-    low, _, high = statistics.quantiles(cpu, n=4)
+        log = Path(name) / "stderr.log"
+        process, ready = stack.enter_context(child(program, log, serve_variables()))
+        running = Running(ready["ws"], ready["http"], process.pid, log)
+        nodes, pods = make_nodes(), make_pods()
+        policy = replay.prepare(running, trace.cluster_document(nodes), "fgd", pods)
+        order = trace.arrivals(pods, trace.capacity_milli(nodes), 0.5, 42)
+        asks = [replay.ask(policy, pod) for pod in order]
+        sockets = [
+            stack.enter_context(connect(running.ws, compression=None)) for _ in range(CONNECTIONS)
+        ]
+        cells, written = processor_time_of(running.pid).others, _audit_seconds(running.pid)
+        for number in range(WARM_BLOCKS + blocks):
+            first = number * REQUESTS % (len(asks) - REQUESTS)
+            for kind in random.sample((WITH, WITHOUT), 2):
+                os.kill(running.pid, kind)
+                leases = _measured(running, sockets, grant, kind, asks[first : first + REQUESTS])
+                _measured(running, sockets, release, kind, [_release(each) for each in leases])
+            if number % 50 == 0:
+                progress(f"{number} of {WARM_BLOCKS + blocks} blocks")
+        granted = REQUESTS * (WARM_BLOCKS + blocks)
+        cells = 1e6 * (processor_time_of(running.pid).others - cells) / (2 * granted)
+        time.sleep(1.0)  # The last entries are written.
+        written = 1e6 * (_audit_seconds(running.pid) - written) / (2 * granted)
+        assert "moorage_asks_total 0.0" not in httpx.get(f"{running.http}/metrics").text
+    return _report(grant, release, cells, written) | {"blocks": blocks}
+
+
+def _report(grant: _Cost, release: _Cost, cells: float, written: float) -> dict[str, Any]:
+    """Return the figures; the audit log's thread takes `written` microseconds for an entry."""
+    (grant_more, grant_error), (release_more, release_error) = grant.more(), release.more()
+    grant_more, release_more = grant_more + written, release_more + written
+    server, both = grant.without(), grant.without() + release.without()
     return {
-        "blocks": blocks,
-        "grants": 2 * blocks * REQUESTS,
-        "cpu_microseconds": 1e6 * statistics.median(with_both.seconds[1:]),
-        "cpu_microseconds_without": 1e6 * statistics.median(without.seconds[1:]),
-        "cpu_percent_more": statistics.median(cpu),
-        "cpu_percent_more_error": _MEDIAN_ERROR * (high - low) / math.sqrt(blocks),
-        "cpu_percent_more_quickest": 100 * (_quickest(with_both) / _quickest(without) - 1),
-        "rate_percent_less": statistics.median(100 * (other / one - 1) for one, other in rates),
+        "grant_microseconds": server + cells,
+        "grant_microseconds_more": grant_more,
+        "grant_percent_more": 100 * grant_more / (server + cells),
+        "grant_percent_more_error": 100 * grant_error / (server + cells),
         "percent_max": PERCENT_MAX,
+        "release_microseconds": release.without(),
+        "release_microseconds_more": release_more,
+        "grant_and_release_percent_more": 100 * (grant_more + release_more) / (both + cells),
+        "grant_and_release_percent_more_error": 100
+        * math.hypot(grant_error, release_error)
+        / (both + cells),
+        "server_only_percent_more": 100 * (grant_more + release_more) / both,
+        "audit_thread_microseconds": written,
+        "cells_microseconds": cells,
         "load_of_the_machine": os.getloadavg()[0],
     }
 
 
-def _quickest(kind: _Kind) -> float:
-    """Return the mean of the quickest fifth of the blocks, since other programs only add time."""
-    ranked = sorted(kind.seconds[1:])
-    return statistics.mean(ranked[: max(1, len(ranked) // 5)])
+def _measured(
+    running: Running,
+    sockets: Sequence[ClientConnection],
+    cost: _Cost,
+    kind: signal.Signals,
+    messages: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Exchange a block of messages, add its processor time, and return the leases."""
+    time.sleep(SETTLE_SECONDS)
+    before = _seconds(running.pid)
+    for number, message in enumerate(messages):
+        sockets[number % CONNECTIONS].send(message)
+    replies = [sockets[number % CONNECTIONS].recv() for number in range(len(messages))]
+    time.sleep(SETTLE_SECONDS)
+    cost.add(kind, _seconds(running.pid) - before)
+    return [msgspec.json.decode(each)["lease"] for each in replies]
 
 
-def _play(running: Running, policy: str, kind: _Kind) -> None:
-    """Request and release a block of leases."""
-    os.kill(running.pid, kind.switch)
-    request = {
-        "adhoc": True,
-        "policy_rule_uri": policy,
-        "inputs": {},
-        "resources": {"gpus": 1},
-        "lease": {"ttl_seconds": 600},
-    }
-    message = msgspec.json.encode(request).decode()
-    before = processor_time_of(running.pid)
-    granted = _drive(running, [message] * REQUESTS)
-    leases = [msgspec.json.decode(each)["lease"] for each in granted.replies]
-    releases = [
-        msgspec.json.encode({"op": "release", "lease": each["id"], "token": each["token"]}).decode()
-        for each in leases
-    ]
-    _drive(running, releases)
-    time.sleep(SETTLE_SECONDS)  # A thread of the server writes the audit log later.
-    kind.seconds.append(processor_time_of(running.pid).since(before).own / REQUESTS)
-    kind.per_second.append(granted.per_second)
+def _release(lease: dict[str, Any]) -> str:
+    message = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+    return msgspec.json.encode(message).decode()
 
 
-def _drive(running: Running, messages: Sequence[str]) -> LoadResult:
-    load = drive(running.ws, messages, connections=CONNECTIONS, window=WINDOW)
-    return uvloop.run(load)
+def _seconds(pid: int) -> float:
+    """Return the processor time of a server without its audit log's thread, in seconds."""
+    return processor_time_of(pid).own - _audit_seconds(pid)
+
+
+def _audit_seconds(pid: int) -> float:
+    """Return the processor time of the thread that writes a server's audit log, in seconds."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text() == f"{AUDIT_THREAD}\n":
+            return int((task / "schedstat").read_text().split()[0]) / 1e9
+    raise RuntimeError("the server has no audit thread")
