@@ -139,12 +139,12 @@ def _measured(
     messages: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Exchange a block of messages, add its processor time, and return the leases."""
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(SETTLE_SECONDS)  # The former block ends.
     before = _seconds(running.pid)
     for number, message in enumerate(messages):
         sockets[number % CONNECTIONS].send(message)
     replies = [sockets[number % CONNECTIONS].recv() for number in range(len(messages))]
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(SETTLE_SECONDS)  # The last replies leave.
     cost.add(kind, _seconds(running.pid) - before)
     return [msgspec.json.decode(each)["lease"] for each in replies]
 

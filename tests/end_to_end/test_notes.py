@@ -31,10 +31,12 @@ BODIES = {
     "POST /executor": {"executor_id": "e"},
     "PUT /executor/{executor}": {"$set": {"note": "x"}},
     "PUT /quotas/{tenant}": {"weight": 2},
+    "POST /tokens": {"name": "ci", "role": "client", "tenant": "ann"},
 }
 NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:stable"} | {
     "executor": "e",
     "tenant": "ann",
+    "name": "ci",
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
 """Operations that the server refuses, and that change nothing."""

@@ -66,6 +66,9 @@ HTTP = [
     ("POST", "/policy-alias/none/activate", Right.POLICY),
     ("DELETE", "/clusters/none", Right.CLUSTER),
     ("PUT", "/quotas/ann", Right.QUOTA),
+    ("GET", "/tokens", Right.TOKEN),
+    ("POST", "/tokens", Right.TOKEN),
+    ("DELETE", "/tokens/none", Right.TOKEN),
 ]
 
 COMMANDS: list[tuple[str, Right]] = [
@@ -100,8 +103,8 @@ COMMANDS: list[tuple[str, Right]] = [
 ]
 """Commands and the right that each needs; LEASE, THEIRS and `theirs` are those of another tenant.
 
-No command needs the other two rights: only scrapers read metrics, and `moored token` needs access
-to the data folder.
+No command needs the other two rights: only scrapers read metrics, and tokens are created over HTTP,
+or by `moored token` with access to the data folder.
 """
 LOCAL = {"login", "logout", "version", "audit", "policy new", "policy test", "policy backtest"}
 """Commands that need no right at a server, in addition to those of `moorage pool`."""
@@ -335,13 +338,18 @@ def test_a_cluster_of_another_tenant_is_refused(
     assert serve_roles.moorage("fleet", "delete", "hers", MOORAGE_TOKEN=operator).returncode == 0
 
 
+@pytest.mark.parametrize("where", ["machine", "http"])
 def test_a_revoked_token_ends_its_sessions_and_is_refused(
-    serve_roles: Server, folder: Path
+    serve_roles: Server, folder: Path, where: str
 ) -> None:
-    headers = bearing(make(folder, "gone", "client"))
+    name = f"gone-{where}"
+    headers = bearing(make(folder, name, "client"))
     with serve_roles.socket(headers) as socket:
         assert tell(socket, {"op": "leases"})["success"]
-        assert token(folder, "revoke", "gone").returncode == 0
+        if where == "http":
+            serve_roles.http.delete(f"/tokens/{name}").raise_for_status()
+        else:
+            assert token(folder, "revoke", name).returncode == 0
         assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(30)
@@ -349,6 +357,64 @@ def test_a_revoked_token_ends_its_sessions_and_is_refused(
         assert closed.value.rcvd.code == 4401
     with pytest.raises(InvalidStatus), serve_roles.socket(headers):
         pass
+
+
+def test_an_admin_creates_a_token_over_http_which_works_at_once(
+    serve_roles: Server, folder: Path
+) -> None:
+    new = {"name": "made", "role": "author", "tenant": "eve", "lifetime_seconds": 60}
+    answer = serve_roles.http.post("/tokens", json=new)
+    assert answer.status_code == 201
+    made = answer.json()["data"]
+    secret = made.pop("token")
+    assert (made["role"], made["tenant"], made["state"]) == ("author", "eve", "valid")
+    assert made["expires_at"] == pytest.approx(made["created_at"] + 60)
+    assert serve_roles.http.get("/policy", headers=bearing(secret)).status_code == 200
+    assert serve_roles.http.get("/tokens", headers=bearing(secret)).status_code == 403
+    listed = serve_roles.http.get("/tokens")
+    assert made in listed.json()["data"]
+    assert secret not in listed.text
+    assert made in json.loads(token(folder, "list", "--json").stdout)
+    for _ in range(2):  # The second one changes nothing.
+        revoked = serve_roles.http.delete("/tokens/made").json()["data"]
+        assert revoked["state"] == "revoked"
+    assert serve_roles.http.get("/policy", headers=bearing(secret)).status_code == 401
+    told = invoke("audit", "--data", folder, "--json").stdout.splitlines()
+    entries = [each for each in map(json.loads, told) if each["about"] == {"token": "made"}]
+    assert [(each["what"], each["who"], each["token"]) for each in entries] == [
+        ("token.created", "ann", "admin-token"),
+        ("token.revoked", "ann", "admin-token"),
+    ]
+    terms = {"role": "author", "tenant": "eve", "expires_at": made["expires_at"]}
+    assert entries[0]["after"] == entries[1]["before"] == terms
+    assert entries[0]["remote"].startswith("127.0.0.1:")
+    assert secret not in serve_roles.log() + "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "field"),
+    [
+        ({"name": "viewer-token"}, 409, "name"),
+        ({"name": "two words"}, 400, "name"),
+        ({"role": "root"}, 400, "role"),
+        ({"tenant": "moored"}, 400, "tenant"),
+        ({"tenant": 5}, 400, "tenant"),
+        ({"lifetime_seconds": 0}, 400, "lifetime_seconds"),
+        ({"expires": "30d"}, 400, "expires"),
+    ],
+)
+def test_a_wrong_token_request_is_refused_with_its_field(
+    serve_roles: Server, change: dict[str, object], status: int, field: str
+) -> None:
+    body = {"name": "new", "role": "client", "tenant": "ann"} | change
+    answer = serve_roles.http.post("/tokens", json=body)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (status, field)
+    assert "new" not in {each["name"] for each in serve_roles.http.get("/tokens").json()["data"]}
+
+
+def test_an_unknown_token_is_not_revoked(serve_roles: Server) -> None:
+    refused = serve_roles.http.delete("/tokens/none")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
 
 
 def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -> None:

@@ -22,6 +22,8 @@ PLACE = {
 
 
 def expected_right(method: str, path: str) -> str:
+    if path.startswith("/tokens"):
+        return "TOKEN"
     if path == "/metrics":
         return "METRICS"
     if path in PLACE:

@@ -6,9 +6,10 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from moorage.commands.errors import (
     fail_on,
@@ -21,16 +22,15 @@ from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
 from moorage.records.json_values import JsonObject
-from moorage.records.rights import RESERVED_TENANTS, TENANT_CHARS_MAX, Role, is_tenant_name
+from moorage.records.rights import Role
+from moorage.records.tokens import NAME_EXPECTED, NAME_PATTERN, expected_tenant
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 if TYPE_CHECKING:
-    from moorage.daemon.access.token_store import NamedToken, TokenStore
+    from moorage.daemon.access.token_store import TokenStore
 
 token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @token.command("create", short_help="Create a token and print it once.")
@@ -48,16 +48,10 @@ def token_create(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a token and print it. Only its digest is stored. The token is valid at once."""
-    if not _NAME.fullmatch(name):
-        refuse_option(
-            "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
-        )
-    if not is_tenant_name(tenant):
-        if tenant in RESERVED_TENANTS:
-            refuse_option("--tenant", f"another name: the server itself uses `{tenant}`")
-        refuse_option(
-            "--tenant", f"a name of 1 to {TENANT_CHARS_MAX} characters without spaces or `,`"
-        )
+    if not re.match(NAME_PATTERN, name):
+        refuse_option("NAME", NAME_EXPECTED)
+    if (expected := expected_tenant(tenant)) is not None:
+        refuse_option("--tenant", expected)
     now = time.time()
     expires_at = _end(expires, now)
     settings = load_local_config(data, config)
@@ -87,7 +81,7 @@ def token_list(
     with _open_store(settings) as store:
         known = list(store.tokens().values())
     if as_json:
-        typer.echo(json.dumps([_row(each, now) for each in known]))
+        typer.echo(json.dumps([asdict(each.shown(now)) for each in known]))
         return
     if not known:
         typer.echo(f"No tokens in {_place(settings)}; `moored token create` makes one")
@@ -118,7 +112,7 @@ def token_revoke(
             }
             note(settings, "token.revoked", {"token": name}, before=before)
     if as_json:
-        typer.echo(json.dumps(_row(was, now)))
+        typer.echo(json.dumps(asdict(was.shown(now))))
     else:
         typer.echo(f"Token “{name}” {'is' if is_new else 'was already'} revoked.")
 
@@ -140,18 +134,6 @@ def _open_store(settings: Config, *, makes: bool = False) -> "Iterator[TokenStor
             refuse_no_server(settings)
         with contextlib.closing(TokenStore(rows)) as store:
             yield store
-
-
-def _row(each: "NamedToken", now: float) -> JsonObject:
-    return {
-        "name": each.name,
-        "role": each.role,
-        "tenant": each.tenant,
-        "state": each.state(now),
-        "created_at": each.created_at,
-        "expires_at": each.expires_at,
-        "revoked_at": each.revoked_at,
-    }
 
 
 def _end(expires: str, now: float) -> float | None:

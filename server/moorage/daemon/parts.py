@@ -31,6 +31,7 @@ from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.access.rates import EvaluationRate, TenantRates
 from moorage.daemon.access.rights import Owners, Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
+from moorage.daemon.access.token_changes import TokenChanges
 from moorage.daemon.access.tokens import LOCAL, Tokens
 from moorage.daemon.agents.agent_store import AgentStore
 from moorage.daemon.agents.roster import AgentRoster
@@ -87,6 +88,7 @@ from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
 from moorage.storage.base import RecordStore, Storage, lost_records
+from moorage.storage.opening import open_storage
 from moorage.web.services import Console, SignInFlow, WebServices
 
 L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
@@ -607,6 +609,11 @@ def make_web_services(
         execute=PolicyExecutor(catalog, sandbox).execute,
         allocate=allocation.allocate if config.allocate_over_http else None,
         operate=allocation.operate,
+        named_tokens=TokenChanges(
+            core.tokens.named,
+            lambda: open_storage(config.storage, config.data_dir).tokens(),
+            stores.audit,
+        ),
         authenticate=core.tokens.caller,
         pending=core.tokens.pending,
         why_refused=core.tokens.why_refused,

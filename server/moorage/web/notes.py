@@ -47,8 +47,8 @@ READS: Final = frozenset(
     }
 )
 """Paths whose POST changes no document."""
-OF_THE_LEDGER: Final = frozenset({"/quotas/{tenant}"})
-"""Paths whose changes are facts of the ledger; the audit log has an entry for each such fact."""
+NOTED_ELSEWHERE: Final = frozenset({"/quotas/{tenant}", "/tokens", "/tokens/{name}"})
+"""Paths whose changes have audit entries of their own: of facts of the ledger, and of tokens."""
 FORWARDED_CHARS_MAX: Final = 200
 _CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _FAILURES: Final = 400
@@ -100,7 +100,7 @@ class Noted:
             # Any client may send this header, so its value has a field of its own.
             forwarded_for=Headers(scope=scope).get(FORWARDED_FOR, "")[:FORWARDED_CHARS_MAX],
         )
-        if path in OF_THE_LEDGER:
+        if path in NOTED_ELSEWHERE:
             return
         role, token = (caller.role, caller.token_name) if caller else ("", "")
         before, after = state.get(BEFORE), state.get(AFTER)

@@ -19,6 +19,7 @@ _POSTED: Final[Mapping[str, Right]] = {
     "/executor/{executor}/execute_policy": Right.PLACE,
 }
 _POLICIES: Final = ("/policy", "/policy-alias")
+_TOKENS: Final = "/tokens"
 _OPERATIONS: Final = "/quotas"
 """The path whose operations check the caller's right themselves."""
 
@@ -29,6 +30,8 @@ def right_of(method: str, path: str) -> Right:
         return Right.METRICS
     if path in _POSTED:
         return _POSTED[path]
+    if path.startswith(_TOKENS):
+        return Right.TOKEN
     if method in _READING or path in READS or path.startswith(_OPERATIONS):
         return Right.READ
     return Right.POLICY if path.startswith(_POLICIES) else Right.CLUSTER

@@ -61,6 +61,7 @@ from moorage.web.schemas import (
     operation,
 )
 from moorage.web.services import WebServices
+from moorage.web.tokens import token_routes
 
 ALLOCATION_BYTES_MAX: Final = 1024 * 1024
 """Maximum bytes of the body of `POST /allocate`: the same as of a WebSocket message."""
@@ -116,6 +117,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         alias_routes,
         executor_routes,
         quota_routes,
+        token_routes,
         _allocator,
         _blocks,
     )

@@ -22,6 +22,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import OF_POLICIES
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
+from moorage.records.tokens import CreatedToken, NewToken, TokenState
 from moorage.web.bodies import is_of_clusters
 
 Amount = float | str | None
@@ -429,6 +430,7 @@ def components() -> JsonObject:
     types = (
         *WebType.__subclasses__(),
         *of_the_socket,
+        *(NewToken, TokenState, CreatedToken),
         History,
         *OF_POLICIES,
         Activation,

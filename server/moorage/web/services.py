@@ -26,6 +26,7 @@ from moorage.records.history import History
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
+from moorage.records.tokens import CreatedToken, NewToken, TokenState
 
 
 class Publications(Protocol):
@@ -101,6 +102,19 @@ class BlockActions(Protocol):
 
     async def task(self, task_id: str, tenant: str) -> Document:
         """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
+
+
+class NamedTokens(Protocol):
+    """Lists and changes named tokens for a caller with the right to do so, at an address."""
+
+    def list(self) -> list[TokenState]:
+        """Return all named tokens."""
+
+    async def create(self, new: NewToken, caller: Caller, remote: str) -> CreatedToken:
+        """Create a token."""
+
+    async def revoke(self, name: str, caller: Caller, remote: str) -> TokenState:
+        """Refuse a token from now on."""
 
 
 class AuditNotes(Protocol):
@@ -248,6 +262,7 @@ class WebServices:
             is not served.
         operate: Takes an operation, as on the socket, the caller and its address; returns the same
             as `allocate`.
+        named_tokens: Lists, creates and revokes named tokens.
         authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
         pending: Takes the token; returns an awaitable to wait for before `authenticate`, or None.
@@ -278,6 +293,7 @@ class WebServices:
     execute: Callable[[str, Document, Tenant], Awaitable[JsonValue]]
     allocate: Callable[[bytes, Caller, str, str], Awaitable[tuple[int, bytes]]] | None
     operate: Callable[[Document, Caller, str], Awaitable[tuple[int, bytes]]]
+    named_tokens: NamedTokens
     authenticate: Callable[[str | None], Caller | None]
     pending: Callable[[str | None], Awaitable[bool] | None]
     why_refused: Callable[[str | None], str]

@@ -1,4 +1,4 @@
-"""Named tokens: `moored token` writes them, a running server reads them.
+"""Named tokens: `moored token` and administrators write them, a running server reads them.
 
 Only digests are stored.
 """
@@ -6,12 +6,13 @@ Only digests are stored.
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from moorage.daemon.access.lease_tokens import digest
 from moorage.records.rights import Role
+from moorage.records.tokens import TokenState
 from moorage.storage.base import StorageError, TokenRow, TokenRows
 
 TOKEN_PREFIX: Final = "moor_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
@@ -20,6 +21,10 @@ _TOKEN_BYTES: Final = 24
 
 class TokenStoreError(Exception):
     """The token store is unusable or refuses a change; the message says what to do."""
+
+
+class TokenNameError(TokenStoreError):
+    """A token of the name exists already, or none exists; nothing was changed."""
 
 
 class NamedToken(msgspec.Struct, frozen=True):
@@ -47,11 +52,23 @@ class NamedToken(msgspec.Struct, frozen=True):
         """Return whether the token is neither expired nor revoked."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
-    def state(self, now: float) -> str:
-        """Return `valid`, `expired` or `revoked`."""
+    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+        """Return the token's state."""
         if self.revoked_at is not None:
             return "revoked"
         return "valid" if self.is_valid(now) else "expired"
+
+    def shown(self, now: float) -> TokenState:
+        """Return what people may see of the token."""
+        return TokenState(
+            name=self.name,
+            role=self.role,
+            tenant=self.tenant,
+            state=self.state(now),
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            revoked_at=self.revoked_at,
+        )
 
 
 class TokenStore:
@@ -85,27 +102,29 @@ class TokenStore:
         """Store a new token and return it; it cannot be read again.
 
         Raises:
-            TokenStoreError: Another token has this name, or the new token cannot be stored.
+            TokenNameError: Another token has this name.
+            TokenStoreError: The new token cannot be stored.
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
         row = TokenRow(name, digest(token), role.value, tenant, now, expires_at)
         with self._errors():
             if not self._rows.insert(row):
                 reason = f"a token “{name}” exists; choose another name"
-                raise TokenStoreError(reason)
+                raise TokenNameError(reason)
         return token
 
     def revoke(self, name: str, now: float) -> bool:
         """Refuse a token from now on; return False if it was revoked already.
 
         Raises:
-            TokenStoreError: No token has this name, or the revocation cannot be stored.
+            TokenNameError: No token has this name.
+            TokenStoreError: The revocation cannot be stored.
         """
         with self._errors():
             revoked = self._rows.revoke(name, now)
         if revoked is None:
             reason = f"no token is named “{name}”; `moored token list` shows all"
-            raise TokenStoreError(reason)
+            raise TokenNameError(reason)
         return revoked
 
     def close(self) -> None:
