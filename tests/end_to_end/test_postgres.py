@@ -49,6 +49,20 @@ def test_with_postgresql_tokens_are_stored_in_the_database(postgres, tmp_path: P
         until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
+def test_with_postgresql_changes_of_tokens_over_http_take_effect_at_once(
+    postgres, tmp_path: Path
+) -> None:
+    environment = {"MOORAGE_STORAGE": postgres.database()}
+    words = ("token", "create", "boss", "--role", "admin", "--tenant", "ops", "--json")
+    boss = json.loads(invoke(*words, **environment).stdout)["token"]
+    with serving(tmp_path / "data", environment=environment, bearer=boss) as server:
+        new = {"name": "ci", "role": "viewer", "tenant": "ann"}
+        made = server.http.post("/tokens", json=new).json()["data"]["token"]
+        assert server.http.get("/policy", headers=bearing(made)).status_code == 200
+        server.http.delete("/tokens/ci").raise_for_status()
+        assert server.http.get("/policy", headers=bearing(made)).status_code == 401
+
+
 def test_commands_for_data_folders_refuse_a_database(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     verified = invoke("ledger", "verify", **environment)
