@@ -1,14 +1,15 @@
 """Named tokens as the HTTP port and `moored token` show them, and a request for a new one."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from moorage.records.rights import RESERVED_TENANTS, TENANT_CHARS_MAX, Role, is_tenant_name
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?![\s\S])"
-NAME_EXPECTED = "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
-LIFETIME_SECONDS_MAX = 10 * 366 * 86_400
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?![\s\S])"
+NAME_EXPECTED: Final = "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
+LIFETIME_SECONDS_MAX: Final = 10 * 366 * 86_400
+"""Longest lifetime of a token: ten years. `moored token create` has no limit."""
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
