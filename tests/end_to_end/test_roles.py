@@ -6,11 +6,13 @@ import json
 import os
 import pwd
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from served import (
     FIRST_FIT,
@@ -415,6 +417,31 @@ def test_a_wrong_token_request_is_refused_with_its_field(
 def test_an_unknown_token_is_not_revoked(serve_roles: Server) -> None:
     refused = serve_roles.http.delete("/tokens/none")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "operation", ["POST /tokens", "POST /clusters", "PUT /quotas/ann", "POST /allocate"]
+)
+def test_a_token_that_ends_before_its_body_arrives_changes_nothing(
+    serve_roles: Server, folder: Path, operation: str
+) -> None:
+    name = f"late-{operation.split('/')[1]}"
+    bearer = make(folder, name, "admin")
+    body = json.dumps({"name": "stolen", "role": "admin", "tenant": "ann", "weight": 2}).encode()
+    there = httpx.URL(serve_roles.running.http)
+    head = (
+        f"{operation} HTTP/1.1\r\nHost: {there.host}:{there.port}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {bearer}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((there.host, there.port), 30) as parked:
+        parked.sendall(head.encode() + body[:3])
+        assert serve_roles.http.get("/policy", headers=bearing(bearer)).status_code == 200
+        serve_roles.http.delete(f"/tokens/{name}").raise_for_status()
+        parked.sendall(body[3:])
+        answer = b"".join(iter(lambda: parked.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+    names = {each["name"] for each in serve_roles.http.get("/tokens").json()["data"]}
+    assert "stolen" not in names
 
 
 def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -> None:

@@ -613,6 +613,7 @@ def make_web_services(
             core.tokens.named,
             lambda: open_storage(config.storage, config.data_dir).tokens(),
             stores.audit,
+            core.gateway.expel,
         ),
         authenticate=core.tokens.caller,
         pending=core.tokens.pending,

@@ -49,7 +49,7 @@ class Right(Enum):
     CORDON = "cordon", _OPERATOR, "take clusters and nodes out of service, or put them back"
     RESERVE = "reserve", _OPERATOR, "reserve nodes, or end reservations"
     QUOTA = "quota", _OPERATOR, "set or remove quotas"
-    TOKEN = "token", _ADMIN, "create or revoke tokens"  # A name, no secret.
+    TOKEN = "token", _ADMIN, "list, create or revoke tokens"  # A name, no secret.
 
     def __init__(self, label: str, roles: frozenset[Role], meaning: str) -> None:
         self.label = label

@@ -8,6 +8,7 @@ from moorage.records.rights import RESERVED_TENANTS, TENANT_CHARS_MAX, Role, is_
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?![\s\S])"
 NAME_EXPECTED: Final = "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
+TENANT_EXPECTED: Final = f"a name of 1 to {TENANT_CHARS_MAX} characters without spaces or `,`"
 LIFETIME_SECONDS_MAX: Final = 10 * 366 * 86_400
 """Longest lifetime of a token: ten years. `moored token create` has no limit."""
 
@@ -17,10 +18,10 @@ class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN, description=NAME_EXPECTED)]
     role: Annotated[Role, Meta(description=f"one of {', '.join(Role)}")]
-    tenant: Annotated[str, Meta(description="the name of a tenant")]
+    tenant: Annotated[str, Meta(description=TENANT_EXPECTED)]
     lifetime_seconds: Annotated[
-        Annotated[float, Meta(gt=0, le=LIFETIME_SECONDS_MAX)] | None,
-        Meta(description=f"seconds from now, up to {LIFETIME_SECONDS_MAX}, or null: no end"),
+        Annotated[float, Meta(ge=1, le=LIFETIME_SECONDS_MAX)] | None,
+        Meta(description=f"1 to {LIFETIME_SECONDS_MAX} seconds from now, or null: no end"),
     ] = None
 
 
@@ -48,4 +49,4 @@ def expected_tenant(text: str) -> str | None:
         return None
     if text in RESERVED_TENANTS:
         return f"another name: the server itself uses `{text}`"
-    return f"a name of 1 to {TENANT_CHARS_MAX} characters without spaces or `,`"
+    return TENANT_EXPECTED

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from msgspec import field
@@ -22,6 +23,7 @@ from moorage.protocol.on_behalf import ON_BEHALF_OF
 from moorage.records.history import History
 from moorage.web.bodies import (
     CALLER,
+    CHECK,
     ENCODING,
     TENANT,
     BodyReader,
@@ -110,17 +112,24 @@ def _authentication(
 ) -> Callable[[Request], Awaitable[None]]:
     reads = None if isinstance(services, StandbyServices) else services.standby
 
+    async def note_stranger(request: Request) -> ServiceError:
+        token, _ = token_of(request.headers.getlist("authorization"))
+        why, client = services.why_refused(token), request.client
+        services.audit.note_failed_login(client.host if client else "", "http", why)
+        await services.audit.flush()
+        return unknown_caller()
+
+    async def check_again(request: Request) -> None:
+        if await identify(services, request) != caller_of(request):
+            raise await note_stranger(request)
+
     async def authenticate(request: Request) -> None:
         caller = await identify(services, request)
-        client = request.client
         if caller is None:
-            token, _ = token_of(request.headers.getlist("authorization"))
-            why = services.why_refused(token)
-            services.audit.note_failed_login(client.host if client else "", "http", why)
-            await services.audit.flush()
-            raise unknown_caller()
+            raise await note_stranger(request)
         setattr(request.state, CALLER, caller)
         setattr(request.state, TENANT, caller.tenant)
+        setattr(request.state, CHECK, partial(check_again, request))
         ON_BEHALF_OF.set(caller.tenant)
         right = right_of(request.method, request.scope[ROUTE])
         if not caller.may(right):

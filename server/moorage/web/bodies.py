@@ -42,6 +42,8 @@ TENANT: Final = "tenant"
 """Name in the request's state under which `web.app` stores the authenticated tenant."""
 UNCHANGED: Final = "unchanged"
 """Name in the request's state of a flag: the request changed nothing, and is not logged."""
+CHECK: Final = "check"
+"""Name in the request's state of a function that checks the caller again, after the body."""
 NAMED: Final = "named"
 """Name in the request's state under which `read_document` stores the body's id for `web.notes`."""
 _NAMES: Final = (
@@ -99,7 +101,7 @@ class BodyReader:
 
         Raises:
             ServiceError: `too_large` (413), `busy` (429), 408 if the body does not arrive in time,
-                or 415 if the body is compressed.
+                415 if the body is compressed, or 401 if the caller's token has ended meanwhile.
         """
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise ServiceError(
@@ -124,6 +126,8 @@ class BodyReader:
             reason = f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds"
             raise ServiceError(Code.BAD_MESSAGE, reason, status=408) from error
         self._hold_until_reply(request, tenant, len(body))
+        if (check := getattr(request.state, CHECK, None)) is not None:
+            await check()  # The token may have ended while the body arrived.
         return bytes(body)
 
     async def _receive(self, request: Request, tenant: str, body: bytearray, most: int) -> None:

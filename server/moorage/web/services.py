@@ -113,8 +113,8 @@ class NamedTokens(Protocol):
     async def create(self, new: NewToken, caller: Caller, remote: str) -> CreatedToken:
         """Create a token."""
 
-    async def revoke(self, name: str, caller: Caller, remote: str) -> TokenState:
-        """Refuse a token from now on."""
+    async def revoke(self, name: str, caller: Caller, remote: str) -> tuple[TokenState, bool]:
+        """Refuse a token from now on; return it, and whether it was not revoked before."""
 
 
 class AuditNotes(Protocol):

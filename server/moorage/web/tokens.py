@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.records.tokens import CreatedToken, NewToken, TokenState
-from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, success
+from moorage.web.bodies import UNCHANGED, BodyReader, caller_of, read_as, read_document, success
 from moorage.web.notes import remote_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
@@ -32,8 +32,10 @@ def token_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/tokens/{name}", "Revoke a token", operation(TokenState))
     async def revoke_token(name: str, request: Request) -> Response:
-        """Refuse a token from now on, and end its sessions within a second."""
+        """Refuse a token from now on, and end its sessions."""
         by = caller_of(request), remote_of(request.scope)
-        return success(await services.named_tokens.revoke(name, *by))
+        was, is_new = await services.named_tokens.revoke(name, *by)
+        setattr(request.state, UNCHANGED, not is_new)
+        return success(was)
 
     return router

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import structlog
 from msgspec.structs import asdict
 
 from moorage.daemon.access.audit_log import AuditLog
@@ -28,6 +29,7 @@ FOLLOW_SECONDS_MAX: Final = 1.0
 """Seconds for which a change waits until this server knows it; a database is asked seldom."""
 _POLL_SECONDS: Final = 0.05
 T = TypeVar("T")
+log = structlog.get_logger("moored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,19 @@ class TokenChanges:
         known: Returns the named tokens by digest, as this server knows them; None: unreadable.
         open_rows: Opens the store. It may wait for a disk or a database, so a thread calls it.
         audit: Gets an entry for each change.
+        expel: Ends the sessions of callers whose token has ended, or who now need one.
     """
 
     known: Callable[[], Mapping[str, NamedToken] | None]
     open_rows: Callable[[], TokenRows]
     audit: AuditLog
+    expel: Callable[[], None]
 
     def list(self) -> list[TokenState]:
         """Return all named tokens: expired and revoked ones, too."""
         known, now = self.known(), time.time()
         if known is None:
-            reason = "the server cannot read its tokens; its log says why"
-            raise ServiceError(Code.UNAVAILABLE, reason)
+            raise _unavailable("the server cannot read its tokens")
         return [each.shown(now) for each in known.values()]
 
     async def create(self, new: NewToken, caller: Caller, remote: str) -> CreatedToken:
@@ -67,26 +70,35 @@ class TokenChanges:
         end = None if lifetime is None else now + lifetime
         secret = await self._change(
             lambda store: store.create(new.name, new.role, new.tenant, now, end),
-            Code.ALREADY_EXISTS,
+            ServiceError(
+                Code.ALREADY_EXISTS,
+                f"a token “{new.name}” exists; choose another name",
+                field="name",
+            ),
         )
         made = await self._find(new.name)
+        self.expel()
         self._note("token.created", caller, remote, made, after=_terms(made))
         return CreatedToken(token=secret, **asdict(made))
 
-    async def revoke(self, name: str, caller: Caller, remote: str) -> TokenState:
-        """Refuse a token from now on; its sessions end within a second.
+    async def revoke(self, name: str, caller: Caller, remote: str) -> tuple[TokenState, bool]:
+        """Refuse a token from now on and end its sessions; return it, and whether it was valid.
 
         Raises:
             ServiceError: No token has this name (`not_found`).
         """
         now = time.time()
-        is_new = await self._change(lambda store: store.revoke(name, now), Code.NOT_FOUND)
+        unknown = ServiceError(
+            Code.NOT_FOUND, f"no token is named “{name}”; GET /tokens lists all", field="name"
+        )
+        is_new = await self._change(lambda store: store.revoke(name, now), unknown)
         was = await self._find(name, is_revoked=True)
+        self.expel()
         if is_new:
             self._note("token.revoked", caller, remote, was, before=_terms(was))
-        return was
+        return was, is_new
 
-    async def _change(self, change: Callable[[TokenStore], T], wrong_name: Code) -> T:
+    async def _change(self, change: Callable[[TokenStore], T], wrong_name: ServiceError) -> T:
         """Change the store in a thread, over a connection that the event loop does not use."""
 
         def run() -> T:
@@ -96,9 +108,10 @@ class TokenChanges:
         try:
             return await asyncio.to_thread(run)
         except TokenNameError as error:
-            raise ServiceError(wrong_name, str(error), field="name") from error
+            raise wrong_name from error
         except (TokenStoreError, StorageError) as error:
-            raise ServiceError(Code.UNAVAILABLE, str(error)) from error
+            log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
+            raise _unavailable("nothing was changed: the server cannot write its tokens") from error
 
     async def _find(self, name: str, *, is_revoked: bool = False) -> TokenState:
         """Return a token once this server knows its change."""
@@ -108,8 +121,7 @@ class TokenChanges:
                 if each.name == name and (each.revoked_at is not None or not is_revoked):
                     return each.shown(time.time())
             await asyncio.sleep(_POLL_SECONDS)
-        reason = "the change is stored, but this server cannot read its tokens; its log says why"
-        raise ServiceError(Code.UNAVAILABLE, reason)
+        raise _unavailable("the change is stored, but the server cannot read its tokens")
 
     def _note(
         self,
@@ -123,6 +135,10 @@ class TokenChanges:
         about: JsonObject = {"token": made.name}
         by = caller.tenant, caller.role, caller.token_name, remote
         self.audit.note(AuditEntry(time.time(), what, *by, about, before, after))
+
+
+def _unavailable(what: str) -> ServiceError:
+    return ServiceError(Code.UNAVAILABLE, f"{what}; its log says why. Send the request again later")
 
 
 def _terms(made: TokenState) -> JsonObject:
