@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger import stored
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
@@ -19,15 +18,9 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.stored import CHECKPOINT_PART_FACTS, StoredLedger
 from moorage.ledger.walk import walk
-from moorage.model import RequestId
 from moorage.storage.sqlite.fact_tables import ROWS_PER_STATEMENT, SQL, connect_to_write
 from moorage.storage.sqlite.facts import SqliteFacts
-
-NOW = 1_763_647_000.125
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+from tests.ledger.facts import NOW, numbered_facts
 
 
 def contents(path: Path) -> bytes:
