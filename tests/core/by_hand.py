@@ -11,7 +11,7 @@ from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact
 from moorage.core.turns.effects import Address, Consult, Information, Respond
-from moorage.core.turns.events import Asked, ClusterSeen, Event, Inquired, Proposed
+from moorage.core.turns.events import Asked, ClusterSeen, Event, Inquired, Proposed, ReleaseAsked
 from moorage.core.turns.turn import Turn
 from moorage.model import (
     Ask,
@@ -96,6 +96,9 @@ class Hand:
 
     def grant(self, request: Ask, value: Any) -> Turn:
         return self.propose(self.ask(request), value)
+
+    def release(self, name: str) -> Turn:
+        return self.step(ReleaseAsked(self.to(), RequestId(name), f"token of {name}"))
 
     def inquire(self, question: Any, tenant: str = "ann", **more: Any) -> Any:
         turn = self.step(Inquired(self.to(), question, Tenant(tenant), **more))

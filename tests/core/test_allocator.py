@@ -19,7 +19,6 @@ from moorage.core.turns.events import (
     CancelAsked,
     ClusterGone,
     Inquired,
-    ReleaseAsked,
     RenewAsked,
     SessionLost,
     Tick,
@@ -37,10 +36,6 @@ from moorage.model import (
 )
 
 ONE = Demand(gpus=1)
-
-
-def release(hand: Hand, name: str):
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
 
 
 def full(gpus: int = 1) -> Hand:
@@ -62,7 +57,7 @@ def test_a_request_id_cannot_be_used_twice_in_any_state_of_the_request() -> None
         assert answers(hand.ask(ask(name, ONE)))[0].code is Code.ALREADY_EXISTS
     hand.ask(ask("waiter", ONE, wait=60.0))
     assert answers(hand.ask(ask("waiter", ONE)))[0].code is Code.ALREADY_EXISTS
-    release(hand, "holder")
+    hand.release("holder")
     assert answers(hand.ask(ask("holder", ONE)))[0].code is Code.ALREADY_EXISTS
     pending = hand.ask(ask("advice", None, terms={}))
     assert consults(pending) == ["advice"]
@@ -166,7 +161,7 @@ def test_a_policy_is_consulted_again_with_capacity_freed_while_it_decided() -> N
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     thinking = hand.ask(ask("picky", ONE, wait=60.0))
-    release(hand, "holder")
+    hand.release("holder")
     turn = hand.propose(thinking, {"declined": "I wanted device 0"})
     assert consults(turn) == ["picky"]
     turn = hand.propose(turn, {"declined": "still not good enough"})
@@ -180,7 +175,7 @@ def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
         hand.see(nodes(1, 2))
         hand.grant(ask("holder", ONE), place("n000", "0"))
         thinking = hand.ask(ask("picky", demand))
-        release(hand, "holder")
+        hand.release("holder")
         turn = hand.propose(thinking, {"declined": "I wanted device 0"})
         assert consults(turn) == ["picky"]
         assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
@@ -203,7 +198,7 @@ def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
     turn = hand.ask(ask("never", ONE))
     for number in range(CONSULTS_MAX):
         hand.grant(ask(f"other{number}", ONE), place("n000", "0"))
-        release(hand, f"other{number}")
+        hand.release(f"other{number}")
         turn = hand.propose(turn, {"declined": "not today"})
         assert len(consults(turn)) == (number < CONSULTS_MAX - 1)
     (answer,) = answers(turn)
@@ -231,7 +226,7 @@ def test_identical_waiters_are_judged_once() -> None:
     for number in range(50):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
     assert len(hand.allocator.requests.queue.lines()) == 1
-    turn = release(hand, "holder")
+    turn = hand.release("holder")
     assert len(consults(turn)) == CONSULTED_MAX
 
 
@@ -277,7 +272,7 @@ def test_the_tenant_with_the_smallest_share_is_first_among_equal_priorities() ->
     hand.ask(ask("a1", ONE, wait=600.0, tenant=Tenant("ann")))
     hand.ask(ask("b1", ONE, wait=600.0, tenant=Tenant("bob")))
     assert [line.of.tenant for line in hand.allocator.requests.queue.lines()] == ["bob", "ann"]
-    assert consults(release(hand, "b0"))[0] == "b1"
+    assert consults(hand.release("b0"))[0] == "b1"
 
 
 def test_an_idempotency_key_reused_with_another_demand_is_refused() -> None:
@@ -310,13 +305,13 @@ def test_the_last_ended_leases_are_known_and_older_ended_leases_are_not() -> Non
         name = f"r{number}"
         keyed = ask(name, ONE, terms={"idempotency_key": name})
         hand.grant(keyed, place("n000", "0"))
-        release(hand, name)
+        hand.release(name)
     state = hand.allocator.state
     assert len(state.ended) == ENDED_MAX
     assert len(state.keys) == ENDED_MAX
     assert len(hand.allocator._turn.decisions) <= DECISIONS_MAX
-    assert answers(release(hand, "r0"))[0].code is Code.UNKNOWN_LEASE
-    assert isinstance(answers(release(hand, "r1"))[0], LeaseNews)
+    assert answers(hand.release("r0"))[0].code is Code.UNKNOWN_LEASE
+    assert isinstance(answers(hand.release("r1"))[0], LeaseNews)
     assert isinstance(hand.inquire("why", subject="r0"), Recall)
     check(state)
     again = Allocator()
@@ -335,7 +330,7 @@ def test_ended_leases_of_a_tenant_do_not_push_out_ended_leases_of_another_tenant
         hand.grant(
             ask(name, ONE, tenant=tenant, terms={"idempotency_key": name}), place("n000", "0")
         )
-        release(hand, name)
+        hand.release(name)
     state = hand.allocator.state
     again = Allocator()
     again.replay(list(condense(state)))
@@ -433,7 +428,7 @@ def test_a_follower_of_the_facts_gives_the_same_answers_and_indexes_the_waiters_
     index = follower.requests.queue._ranking  # A full index would replace this object.
     for step in (
         lambda: hand.propose(hand.see(nodes(2, 4)), place("n001", "0", "1")),
-        lambda: hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder")),
+        lambda: hand.release("holder"),
         lambda: hand.ask(ask("third", Demand(gpus=4), wait=60.0)),
         lambda: hand.step(CancelAsked(hand.to(), RequestId("second"), Tenant("ann"))),
         lambda: hand.step(ClusterGone(ClusterId("c"))),

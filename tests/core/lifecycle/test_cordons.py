@@ -13,7 +13,6 @@ from moorage.core.turns.effects import Stop
 from moorage.core.turns.events import (
     ClusterGone,
     CordonAsked,
-    ReleaseAsked,
     RenewAsked,
     Restarted,
     Tick,
@@ -135,7 +134,7 @@ def test_without_a_deadline_a_drain_waits_for_the_release_of_a_lease(hand: Hand)
     hand.now = 50.0
     renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
     assert answers(hand.step(renewal))[0].lease.expires_at == 110.0
-    hand.step(ReleaseAsked(hand.to(), RequestId("stays"), "token of stays"))
+    hand.release("stays")
     assert offered_nodes(hand) == ["n001"]
 
 

@@ -15,7 +15,6 @@ from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ConsultFailed,
-    ReleaseAsked,
     RenewAsked,
     Restarted,
     Tick,
@@ -33,10 +32,6 @@ AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
 def fail(hand: Hand, name: str):
     lease = hand.allocator.state.leases[RequestId(name)]
     return hand.step(WorkloadFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
-
-
-def release(hand: Hand, name: str):
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
 
 
 def at_once() -> Hand:
@@ -66,7 +61,7 @@ def test_the_oldest_of_several_failed_leases_starts_first() -> None:
     again.replay(list(condense(hand.allocator.state)))
     assert [each.ask.id for each in again.requests.queue.in_turn(9)] == ["old", "young"]
     assert again.state == hand.allocator.state
-    assert consults(release(hand, "waiter")) == ["old", "young"]
+    assert consults(hand.release("waiter")) == ["old", "young"]
     check(hand.allocator.state)
 
 
@@ -81,7 +76,7 @@ def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
     hand.propose(turn, place("n000", "0"))
     assert (state.waiting_loads.bytes, state.leases[RequestId("r")].attempt) == (0, 2)
     fail(hand, "r")
-    release(hand, "r")
+    hand.release("r")
     assert state.waiting_loads.bytes == 0
     assert state.ended[RequestId("r")].ask is None
 
@@ -126,7 +121,7 @@ def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
         (answer,) = answers(hand.step(Asked(hand.to(), same)))
         assert isinstance(answer, LeaseNews)
         assert (answer.lease.id, answer.lease.state) == ("r", state)
-        release(hand, "r")
+        hand.release("r")
 
 
 def test_pages_of_leases_continue_after_a_waiting_lease() -> None:
@@ -197,7 +192,7 @@ def test_other_requests_get_the_place_of_a_paused_lease() -> None:
     hand.grant(ask("other", ONE), place("n000", "0"))
     hand.now += 2.0
     assert consults(hand.step(Tick())) == []
-    assert consults(release(hand, "other")) == ["r"]
+    assert consults(hand.release("other")) == ["r"]
 
 
 def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
@@ -216,7 +211,7 @@ def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
 
 def test_a_paused_lease_can_expire_and_be_released() -> None:
     def release_it(hand: Hand):
-        return release(hand, "r")
+        return hand.release("r")
 
     def cancel_it(hand: Hand):
         return hand.step(CancelAsked(hand.to(), RequestId("r"), Tenant("ann")))

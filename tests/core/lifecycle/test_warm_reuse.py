@@ -27,7 +27,7 @@ def released() -> Hand:
     hand.see(nodes(1, 1))
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.release("used")
     return hand
 
 
@@ -40,7 +40,7 @@ def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
     hand.grant(ask("b", ONE), place("n000", "1"))
     hand.grant(ask("d", ONE), there("1"))
     hand.step(WorkloadStarted(RequestId("gang"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("gang"), "token of gang"))
+    hand.release("gang")
     hand.step(WorkloadKept(RequestId("gang"), 1))
     hand.ask(ask("head", Demand(gpus=2), wait=100.0, candidates=(ClusterId("d"),)))
     assert hand.allocator.requests.queue.reservation == (("d", "n000"),)
@@ -90,7 +90,7 @@ def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node
     hand.see(lab("aaa", cluster="d", node="n000"))
     hand.ask(ask("head", ONE, wait=100.0, candidates=(ClusterId("c"),)))
     hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("lost"), "token of lost"))
+    turn = hand.release("lost")
     assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]
 
 
@@ -101,12 +101,12 @@ def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.grant(ask("d", ONE), there("0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.release("used")
     hand.step(WorkloadKept(RequestId("used"), 1))
     hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
     quota = Quota(1.0, Amounts(1_000), Amounts(0))
     hand.step(QuotaAsked(None, Tenant("op"), Tenant("ann"), None, quota))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("d"), "token of d"))
+    turn = hand.release("d")
     assert [each.reason for each in hand.facts if isinstance(each, Ending)][1:] == [EVICTED]
     assert consults(turn) == []
     assert consults(hand.step(WorkloadStopped(RequestId("used"), 1))) == ["waits"]

@@ -9,7 +9,7 @@ from moorage.core.reports import forecast
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.durations import ENOUGH
 from moorage.core.state.facts import Fact
-from moorage.core.turns.events import ReleaseAsked, RenewAsked, ReserveAsked, Tick
+from moorage.core.turns.events import RenewAsked, ReserveAsked, Tick
 from moorage.model import Demand, RequestId, Tenant
 
 
@@ -64,7 +64,7 @@ def test_leases_are_estimated_to_last_like_similar_leases(hand: Hand) -> None:
             hand.now += 50.0
             hand.step(RenewAsked(hand.to(), RequestId(name), f"token of {name}", None))
         hand.now += 10.0 if one else 50.0
-        hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+        hand.release(name)
         for each in ("a", "b"):
             hand.step(RenewAsked(hand.to(), RequestId(each), f"token of {each}", 1e6))
     start = hand.now

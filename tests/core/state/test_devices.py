@@ -13,7 +13,7 @@ from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Fact, Granted, Moved
 from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
-from moorage.core.turns.events import ClusterGone, ReleaseAsked, ReserveAsked
+from moorage.core.turns.events import ClusterGone, ReserveAsked
 from moorage.ledger.codec import FACTS
 from moorage.model import ClusterId, Demand, Lease, RequestId, Tenant
 from moorage.records.leases import Lease as LeaseAnswer
@@ -42,10 +42,6 @@ def hold(hand: Hand, name: str, *gpus: str, milli: int = 1000, node: str = "n1")
     assert any(isinstance(answer, LeaseNews) for answer in answers(turn)), answers(turn)
 
 
-def release(hand: Hand, name: str) -> None:
-    hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
-
-
 def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
@@ -55,7 +51,7 @@ def test_a_lease_keeps_its_gpu_when_a_gpu_with_a_lower_index_is_lost():
     hand.see(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")
     hold(hand, "second", "2")
-    release(hand, "first")
+    hand.release("first")
     turn = hand.see(lab("aaa", "ccc", "ddd"))
     assert held_devices(hand, "second") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
@@ -98,7 +94,7 @@ def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
     hand.see(lab("aaa", "ccc", "bbb"))
     assert (held_devices(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
-    release(hand, "holder")
+    hand.release("holder")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
@@ -110,7 +106,7 @@ def test_a_held_device_that_was_lost_and_returns_still_belongs_to_its_lease():
     hand.see(lab("aaa", "ccc"))
     assert held_devices(hand, "kept") == ("1",)
     assert held_devices(hand, "lost") == ("GPU-bbb",)
-    release(hand, "kept")
+    hand.release("kept")
     assert free(hand) == {"0": 1000, "1": 1000}
     hand.see(lab("bbb", "aaa", "ccc"))
     assert held_devices(hand, "lost") == ("0",)
@@ -125,7 +121,7 @@ def test_a_leased_gpu_moved_to_another_machine_is_not_free():
     assert free(hand, "n2") == {"0": 1000, "1": 0}
     refused = hand.grant(ask("other", ONE), place("n2", "1"))
     assert not any(isinstance(answer, LeaseNews) for answer in answers(refused))
-    release(hand, "holder")
+    hand.release("holder")
     assert free(hand, "n2") == {"0": 1000, "1": 1000}
     hold(hand, "other", "1", node="n2")
 
@@ -139,11 +135,11 @@ def test_mig_instances_and_their_gpu_exclude_each_other():
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
     hand.see(lab("x", "yyy"))
     assert free(hand)["0"] == 0, "a lease holds a part of the GPU"
-    release(hand, "a")
+    hand.release("a")
     hold(hand, "whole", "0")
     hand.see(lab("yyy", "x/a", "x/b"))
     assert free(hand) == {"0": 0, "1": 0, "2": 0}, "0 is held, and 1 and 2 are its parts"
-    release(hand, "whole")
+    hand.release("whole")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
@@ -256,7 +252,7 @@ def test_no_device_is_in_two_leases_however_documents_change(seed):
                 hold(hand, f"r{next(names)}", rng.choice(can), milli=500, node=node)
         running = list(hand.allocator.state.leases)
         if running and rng.random() < 0.3:
-            release(hand, rng.choice(running))
+            hand.release(rng.choice(running))
         check(hand.allocator.state)
 
 

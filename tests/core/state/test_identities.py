@@ -10,8 +10,8 @@ from moorage.core.state.facts import ClusterSet
 from moorage.core.state.identities import is_same_machine
 from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
-from moorage.core.turns.events import ClusterGone, ReleaseAsked, Restarted
-from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId
+from moorage.core.turns.events import ClusterGone, Restarted
+from moorage.model import Cluster, ClusterId, Code, Demand, NodeId
 
 ONE = Demand(gpus=1)
 
@@ -91,7 +91,7 @@ def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> N
     hand.see(machines("d", ("device GPU-1",)))
     assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
     assert gpus(hand) == 0
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
     assert gpus(hand) == 1
 
@@ -116,7 +116,7 @@ def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_h
     hand.step(Restarted(60.0))
     check(hand.allocator.state)
     assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
 
 
@@ -130,7 +130,7 @@ def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
     hand.grant(ask("holder", ONE), place("new", "0"))
     hand.see(old)
     assert twins(hand) == {"c/n000": "c/new"}
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
 
 
@@ -188,6 +188,6 @@ def test_a_request_waits_for_a_machine_that_leases_hold_under_another_name() -> 
     (refused,) = answers(hand.ask(ask("two", Demand(gpus=2), **elsewhere)))
     assert refused.code is Code.NEVER_FITS
     hand.ask(ask("waits", ONE, wait=50.0, **elsewhere))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    turn = hand.release("holder")
     hand.propose(turn, place("n000", "0") | {"cluster_id": "d"})
     assert "waits" in hand.allocator.state.leases
