@@ -15,7 +15,6 @@ from moorage.core.turns.events import (
     CordonAsked,
     RenewAsked,
     Restarted,
-    Tick,
     WorkloadStarted,
     WorkloadStopped,
 )
@@ -108,8 +107,7 @@ def test_a_lease_cannot_be_renewed_beyond_the_time_of_a_drain(hand: Hand) -> Non
     hand.now = 10.0
     renewal = RenewAsked(hand.to(), lease.id, "token of stays", 60.0)
     assert answers(hand.step(renewal))[0].lease.expires_at == 20.0
-    hand.now = 20.0
-    hand.step(Tick())
+    hand.tick(20.0)
     assert not hand.allocator.state.leases
     ended = hand.allocator.state.ended[lease.id]
     assert ended.reason == "its node was drained by op"

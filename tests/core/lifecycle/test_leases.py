@@ -17,7 +17,6 @@ from moorage.core.turns.events import (
     ConsultFailed,
     RenewAsked,
     Restarted,
-    Tick,
     WorkloadFailed,
     WorkloadStarted,
 )
@@ -165,8 +164,7 @@ def test_each_pause_of_a_lease_is_twice_as_long_as_the_last_up_to_a_bound() -> N
         due = hand.allocator.next_deadline()
         assert due is not None
         pauses.append(due - hand.now)
-        hand.now = due
-        hand.propose(hand.step(Tick()), place("n000", "0"))
+        hand.propose(hand.tick(due), place("n000", "0"))
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, *[REQUEUE_PAUSE_SECONDS_MAX] * 94]
     check(hand.allocator.state)
 
@@ -180,8 +178,7 @@ def test_a_paused_lease_is_not_tried_before_its_retry_time() -> None:
     reply = hand.inquire("why", subject="r")
     assert reply["lease"]["retry_at"] == hand.now + 2.0
     assert "it is tried again at retry_at, not before" in reply["reason"]
-    hand.now += 2.0
-    assert consults(hand.step(Tick())) == ["r"]
+    assert consults(hand.tick(hand.now + 2.0)) == ["r"]
     (row,) = hand.inquire("queue")["waiting"]
     assert "retry_at" not in row["lease"]
 
@@ -190,8 +187,7 @@ def test_other_requests_get_the_place_of_a_paused_lease() -> None:
     hand = pausing()
     fail(hand, "r")
     hand.grant(ask("other", ONE), place("n000", "0"))
-    hand.now += 2.0
-    assert consults(hand.step(Tick())) == []
+    assert consults(hand.tick(hand.now + 2.0)) == []
     assert consults(hand.release("other")) == ["r"]
 
 
@@ -204,8 +200,7 @@ def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
         assert again.allocator.state == hand.allocator.state
         assert consults(again.step(Restarted(0.0))) == []
         assert again.allocator.next_deadline() == hand.now + 2.0
-        again.now = hand.now + 2.0
-        assert consults(again.step(Tick())) == ["r"]
+        assert consults(again.tick(hand.now + 2.0)) == ["r"]
         check(again.allocator.state)
 
 
@@ -218,8 +213,7 @@ def test_a_paused_lease_can_expire_and_be_released() -> None:
 
     def over(hand: Hand):
         hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", 1.0))
-        hand.now += 1.0
-        return hand.step(Tick())
+        return hand.tick(hand.now + 1.0)
 
     for end, reason in ((release_it, "released"), (cancel_it, "cancelled"), (over, "expired")):
         hand = pausing()
@@ -238,8 +232,7 @@ def test_a_paused_lease_can_be_renewed() -> None:
     for ttl in (100.0, 1.0, 50.0):
         hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", ttl))
         assert hand.allocator.next_deadline() == min(retry_at, hand.now + ttl)
-    hand.now = retry_at
-    hand.propose(hand.step(Tick()), place("n000", "0"))
+    hand.propose(hand.tick(retry_at), place("n000", "0"))
     assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0
 
 
@@ -259,8 +252,7 @@ def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
     assert reply["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
     assert reply["last"]["code"] == code
     assert "attempt 1 of 3 failed: no image; it is tried again at" in reply["reason"]
-    hand.now += FAULT_PAUSE_SECONDS
-    hand.propose(hand.step(Tick()), place("n000", "0"))
+    hand.propose(hand.tick(hand.now + FAULT_PAUSE_SECONDS), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("r")]
     assert (lease.attempt, lease.faults) == (2, 0)
     check(hand.allocator.state)
@@ -281,8 +273,7 @@ def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
         facts = list(condense(hand.allocator.state))
         hand.allocator = Allocator(requeue_pause_seconds=0.0)
         hand.allocator.replay(facts)
-        hand.now = hand.allocator.next_deadline() or 0.0
-        turn = hand.step(Tick())
+        turn = hand.tick(hand.allocator.next_deadline() or 0.0)
     assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a paused policy is consulted once more"
     fail_consultation(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
@@ -296,8 +287,7 @@ def test_policy_failures_are_counted_separately_for_each_start() -> None:
     for _ in range(2):
         fail_consultation(hand, fail(hand, "r"))
         assert hand.allocator.next_deadline() == hand.now + FAULT_PAUSE_SECONDS
-        hand.now += FAULT_PAUSE_SECONDS
-        hand.propose(hand.step(Tick()), place("n000", "0"))
+        hand.propose(hand.tick(hand.now + FAULT_PAUSE_SECONDS), place("n000", "0"))
 
 
 def test_a_paused_lease_does_not_block_other_waiters() -> None:

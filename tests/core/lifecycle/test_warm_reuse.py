@@ -23,8 +23,7 @@ def there(*gpus: str) -> dict[str, object]:
 
 def released() -> Hand:
     """Return an allocator with one GPU, whose lease is released and may stay warm."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
     hand.release("used")
@@ -32,8 +31,7 @@ def released() -> Hand:
 
 
 def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.see(nodes(1, 2, "d"))
     gang = [place("n000", "0"), there("0")]
     hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=WARM), gang)
@@ -51,8 +49,7 @@ def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
 
 
 def test_warm_leases_end_one_by_one_until_the_policy_finds_a_placement() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     for number, name in enumerate(("first", "second")):
         hand.now += 1.0
         request = ask(name, ONE, provision=WARM, inputs={"number": number})
@@ -81,8 +78,7 @@ def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
 
 
 def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node() -> None:
-    hand = Hand()
-    hand.see(lab("aaa", "bbb"))
+    hand = Hand.seeing(lab("aaa", "bbb"))
     hand.grant(ask("lost", ONE, provision=WARM), place("n1", "0"))
     hand.step(WorkloadStarted(RequestId("lost"), 1))
     hand.grant(ask("stays", ONE), place("n1", "1"))
@@ -95,8 +91,7 @@ def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node
 
 
 def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.see(nodes(1, 1, "d"))
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.grant(ask("d", ONE), there("0"))

@@ -22,9 +22,7 @@ def elastic(name: str, *demands: Demand, **more: object) -> Ask:
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(1, 8))
-    return hand
+    return Hand.seeing(nodes(1, 8))
 
 
 def consulted_demand(turn) -> Demand | None:
@@ -185,8 +183,7 @@ def calls_of(work) -> int:
 
 def crowd(waiters: int) -> Hand:
     """Return an allocator with a free node of one device, and waiters that cannot use this node."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.grant(ask("all", EIGHT), place("n000", *"01234567"))
     hand.see(nodes(1, 1, name="d"))
     for number in range(waiters):

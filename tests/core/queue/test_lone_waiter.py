@@ -13,8 +13,7 @@ FIRST = ("c", "n000")
 @pytest.fixture
 def hand() -> Hand:
     """An allocator whose two nodes are held at least in part, and a waiter for a whole node."""
-    hand = Hand()
-    hand.see(nodes(2, 4))
+    hand = Hand.seeing(nodes(2, 4))
     hand.grant(ask("old-0", WHOLE), place("n000", *"0123"))
     hand.grant(ask("old-1", ONE), place("n001", "0"))
     hand.ask(ask("large", WHOLE, wait=100.0))

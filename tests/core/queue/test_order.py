@@ -70,8 +70,7 @@ def test_pages_of_the_queue_are_in_order_of_seniority(hand: Hand) -> None:
 
 
 def test_a_later_waiter_is_served_while_an_earlier_one_needs_a_whole_node() -> None:
-    hand = Hand()
-    hand.see(nodes(2, 2))
+    hand = Hand.seeing(nodes(2, 2))
     for node in ("n000", "n001"):
         for gpu in "01":
             hand.grant(ask(node + gpu, Demand(gpus=1)), place(node, gpu))

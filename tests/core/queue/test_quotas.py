@@ -25,9 +25,7 @@ ONE = Demand(gpus=1)
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(2, 8))
-    return hand
+    return Hand.seeing(nodes(2, 8))
 
 
 def allow(hand: Hand, tenant: str, quota: Quota | None, project: str | None = None) -> Any:
@@ -160,8 +158,7 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
 
 def test_the_dominant_share_decides_the_order() -> None:
     """Ann holds half of the CPU, and bob holds two of eight GPUs, which is the smaller share."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.grant(of("ann", "cpu", Demand(cpu_milli=32_000)), place("n000", cpu_milli=32_000))
     hold(hand, "bob", "b", "0", "1")
     hold(hand, "cid", "c", "2", "3", "4", "5", "6", "7")
@@ -177,8 +174,7 @@ def test_the_dominant_share_decides_the_order() -> None:
 
 
 def test_a_tenant_with_past_use_waits_behind_a_tenant_without() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.step(HalfLifeConfigured(100.0))
     hold(hand, "ann", "a", *"01234567")
     hand.now = 200.0
@@ -197,8 +193,7 @@ def test_a_tenant_with_past_use_waits_behind_a_tenant_without() -> None:
 
 
 def test_shares_of_tenants_are_bitwise_equal_however_they_are_computed() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.step(HalfLifeConfigured(7.0))
     for number, gpu in enumerate("01234567"):
         hand.now += number * 1.7

@@ -14,8 +14,7 @@ ONE = Demand(gpus=1)
 
 def crowd(waiters: int) -> Hand:
     """Return an allocator with a full node and a number of waiters."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     for number in range(waiters):
         hand.ask(ask(f"w{number}", ONE, 600.0))

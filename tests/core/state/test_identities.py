@@ -36,8 +36,7 @@ def gpus(hand: Hand) -> int:
 
 
 def test_the_second_node_of_one_machine_has_no_capacity() -> None:
-    hand = Hand()
-    hand.see(machines("b", ("device GPU-1",)))
+    hand = Hand.seeing(machines("b", ("device GPU-1",)))
     hand.see(machines("a", ("device GPU-1",), ("device GPU-2",)))
     assert twins(hand) == {"a/n000": "b/n000"}
     assert gpus(hand) == 2
@@ -49,14 +48,12 @@ def test_the_second_node_of_one_machine_has_no_capacity() -> None:
 
 
 def test_only_one_of_two_nodes_on_one_machine_has_capacity() -> None:
-    hand = Hand()
-    hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
+    hand = Hand.seeing(machines("a", ("machine m",), ("machine m",), ("machine n",)))
     assert twins(hand) == {"a/n001": "a/n000"}
 
 
 def test_a_node_without_identity_is_not_a_duplicate() -> None:
-    hand = Hand()
-    hand.see(machines("a", (), ()))
+    hand = Hand.seeing(machines("a", (), ()))
     hand.see(machines("b", (), ()))
     assert twins(hand) == {}
     assert gpus(hand) == 4
@@ -84,8 +81,7 @@ def test_a_duplicate_node_has_capacity_once_the_first_node_is_gone() -> None:
 
 
 def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("device GPU-1",)))
+    hand = Hand.seeing(machines("c", ("device GPU-1",)))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     hand.step(ClusterGone(ClusterId("c")))
     hand.see(machines("d", ("device GPU-1",)))
@@ -100,8 +96,7 @@ def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> N
 def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended(
     others,
 ) -> None:
-    before = Hand()
-    before.see(machines("c", ("machine 1",), *([others] if others else [])))
+    before = Hand.seeing(machines("c", ("machine 1",), *([others] if others else [])))
     before.grant(ask("holder", ONE), place("n000", "0"))
     if others:
         stays = machines("c", (), others)
@@ -121,8 +116,7 @@ def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_h
 
 
 def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("machine m",)))
+    hand = Hand.seeing(machines("c", ("machine m",)))
     old = machines("c", ("machine m",))
     renamed = replace(old, nodes=(replace(old.nodes[0], id=NodeId("new")),))
     hand.see(renamed)
@@ -168,16 +162,14 @@ def test_one_machine_id_with_different_gpus_is_two_machines() -> None:
 
 
 def test_a_request_for_a_duplicate_node_alone_does_not_fit() -> None:
-    hand = Hand()
-    hand.see(machines("a", ("machine m",)))
+    hand = Hand.seeing(machines("a", ("machine m",)))
     hand.see(machines("b", ("machine m",)))
     refused = hand.ask(ask("r", ONE, candidates=(ClusterId("b"),)))
     assert answers(refused)[0].code is Code.NEVER_FITS
 
 
 def test_a_request_waits_for_a_machine_that_leases_hold_under_another_name() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("machine m",)))
+    hand = Hand.seeing(machines("c", ("machine m",)))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     hand.step(ClusterGone(ClusterId("c")))
     hand.see(machines("d", ("machine m",)))
