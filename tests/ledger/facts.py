@@ -25,6 +25,12 @@ def grants(first: int, last: int) -> list[Fact]:
     ]
 
 
+async def opened(path: Path) -> StoredLedger:
+    ledger = StoredLedger(SqliteFacts(path))
+    await ledger.open()
+    return ledger
+
+
 async def leave_as_killed(
     path: Path, commits: int, checkpoints: Mapping[int, Sequence[Fact]]
 ) -> None:
@@ -33,8 +39,7 @@ async def leave_as_killed(
     `checkpoints` has the facts of each checkpoint, by the fact after which it is written.
     """
     alive = path.parent / "alive" / path.name
-    ledger = StoredLedger(SqliteFacts(alive))
-    await ledger.open()
+    ledger = await opened(alive)
     for number, fact in enumerate(grants(1, commits), 1):
         await ledger.append([fact], NOW)
         if number in checkpoints:

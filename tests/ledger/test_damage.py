@@ -15,7 +15,7 @@ from moorage.storage.base import FENCING_BLOCK
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.fencing import LABEL
 from moorage.storage.sqlite.marks import read_mark
-from tests.ledger.facts import NOW, grants, leave_as_killed
+from tests.ledger.facts import NOW, grants, leave_as_killed, opened
 
 MARK_BYTES = 36
 """Bytes of one copy of a mark."""
@@ -113,8 +113,7 @@ async def test_a_fact_of_another_ledger_is_detected(path: Path):
     """Each file is valid by itself; one of them is an older copy."""
     await write_and_kill(path)
     other = path.parent / "other" / "ledger.db"
-    ledger = StoredLedger(SqliteFacts(other))
-    await ledger.open()
+    ledger = await opened(other)
     await ledger.append([Renewed(RequestId("r"), 1.0)] * 60, NOW)
     await ledger.close()
     connection = sqlite3.connect(path)
@@ -139,16 +138,14 @@ async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column
 
 
 async def test_a_clean_end_of_the_ledger_releases_reserved_numbers(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     await ledger.append(grants(1, 5), NOW)
     await ledger.close()
     assert (await read_back(path))[2] == 5
 
 
 async def test_fencing_numbers_are_reserved_durably_before_they_are_used(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
         await ledger.append(grants(fencing, fencing), NOW)
         assert read_mark(path.with_name("ledger.fencing"), LABEL).first >= fencing

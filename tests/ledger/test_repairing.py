@@ -16,7 +16,7 @@ from moorage.ledger.stored import StoredLedger
 from moorage.ledger.walk import walk
 from moorage.model import RequestId
 from moorage.storage.sqlite.facts import SqliteFacts
-from tests.ledger.facts import NOW, grants, leave_as_killed
+from tests.ledger.facts import NOW, grants, leave_as_killed, opened
 
 COMMITS = 200
 CHECKPOINTS = (50, 100)
@@ -287,8 +287,7 @@ async def test_a_ledger_with_a_missing_file_can_be_repaired(path: Path, name: st
 async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
     facts = await write_and_kill(path)
     if name == "ledger.db":
-        ledger = StoredLedger(SqliteFacts(path))
-        await ledger.open()
+        ledger = await opened(path)
         await ledger.close()  # Moves the log's content into the file.
     everything = grants(1, COMMITS)
     dice = random.Random(places)

@@ -33,15 +33,16 @@ def fail(hand: Hand, name: str):
     return hand.step(WorkloadFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
 
 
-def at_once() -> Hand:
+def at_once(machines: int, gpus: int) -> Hand:
     """An allocator that starts failed leases again without a pause."""
-    return Hand(Allocator(requeue_pause_seconds=0.0))
+    hand = Hand(Allocator(requeue_pause_seconds=0.0))
+    hand.see(nodes(machines, gpus))
+    return hand
 
 
 def crowd(*names: str) -> Hand:
     """Grant leases of one device each on one node, in the order of their requests."""
-    hand = at_once()
-    hand.see(nodes(1, len(names)))
+    hand = at_once(1, len(names))
     for number, name in enumerate(names):
         hand.now += 1.0
         hand.grant(ask(name, ONE, provision=AGAIN), place("n000", str(number)))
@@ -65,8 +66,7 @@ def test_the_oldest_of_several_failed_leases_starts_first() -> None:
 
 
 def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
     state = hand.allocator.state
     assert state.waiting_loads.bytes == 0
@@ -81,8 +81,7 @@ def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
 
 
 def test_a_policy_that_fails_without_the_avoided_node_is_consulted_with_all_nodes() -> None:
-    hand = at_once()
-    hand.see(nodes(2, 1))
+    hand = at_once(2, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
@@ -97,8 +96,7 @@ def test_a_policy_that_fails_without_the_avoided_node_is_consulted_with_all_node
 
 
 def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> None:
-    hand = at_once()
-    hand.see(nodes(2, 1))
+    hand = at_once(2, 1)
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     turn = hand.propose(turn, {"declined": "it must be n000"})
@@ -108,8 +106,7 @@ def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> Non
 
 
 def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
     hand.grant(keyed, place("n000", "0"))
     hand.propose(fail(hand, "r"), {"declined": "not today"})
@@ -244,8 +241,7 @@ def fail_consultation(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) 
 
 @pytest.mark.parametrize("code", sorted(PASSING))
 def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     assert consults(fail_consultation(hand, fail(hand, "r"), code)) == []
     reply = hand.inquire("why", subject="r")
@@ -262,8 +258,7 @@ def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
 def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
     others: int,
 ) -> None:
-    hand = at_once()
-    hand.see(nodes(1 + others, 1))
+    hand = at_once(1 + others, 1)
     terms = {"ttl_seconds": 1e6}
     hand.grant(ask("r", ONE, provision=AGAIN, terms=terms), place("n000", "0"))
     turn, began = fail(hand, "r"), hand.now
@@ -281,8 +276,7 @@ def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
 
 
 def test_policy_failures_are_counted_separately_for_each_start() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     for _ in range(2):
         fail_consultation(hand, fail(hand, "r"))
@@ -291,8 +285,7 @@ def test_policy_failures_are_counted_separately_for_each_start() -> None:
 
 
 def test_a_paused_lease_does_not_block_other_waiters() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     hand.ask(ask("waiter", ONE, wait=60.0))
