@@ -38,6 +38,7 @@ from moorage.storage.sqlite.files import check_pages_in_time
 from moorage.storage.sqlite.records import SqliteRecords
 from moorage.storage.sqlite.storage import SqliteStorage, write_secret
 from tests.certificates import certificate, pem_of
+from tests.ledger.facts import opened
 
 SOUND = DoctorFinding("ledger", "ok", "sound")
 
@@ -66,8 +67,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("stopped")
 
     async def fill() -> None:
-        ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
-        await ledger.open()
+        ledger = await opened(data / "ledger.db")
         name, terms = RequestId("r-1"), LeaseTerms(1.0)
         lease = Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), 1, 1.0, 2.0, terms)
         await ledger.append([Ended(RequestId("r-0"), 1.0, "x" * 50)] * 6_000, 1.0)

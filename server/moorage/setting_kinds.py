@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
@@ -76,29 +77,13 @@ def plain(value: object) -> str:
 
 def whole(low: int, high: int) -> SettingKind:
     """Return the kind of whole numbers between two bounds, both included."""
-
-    def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = int(value)
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
+    read = partial(_read_number, int, low, high)
     return SettingKind(f"a whole number from {low} to {high}", read)
 
 
 def seconds(low: float, high: float) -> SettingKind:
     """Return the kind of durations between two bounds, both included."""
-
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = float(value)
-        if not math.isfinite(number) or not low <= number <= high:
-            raise ValueError
-        return number
-
+    read = partial(_read_number, float, low, high)
     return SettingKind(f"seconds from {plain(low)} to {plain(high)}", read)
 
 
@@ -130,6 +115,15 @@ def read_list(value: object) -> list[str]:
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError
     return [part.strip() for part in parts if part.strip()]
+
+
+def _read_number(kind: type[int] | type[float], low: float, high: float, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, kind | int | str):
+        raise ValueError  # noqa: TRY004  # A reader has one way to refuse, whatever it was.
+    number = kind(value)
+    if not low <= number <= high or not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def _read_names(value: object) -> tuple[str, ...]:

@@ -87,6 +87,16 @@ class World:
         await until(lambda: self.machine.link)
         return living
 
+    async def disconnect(self) -> None:
+        assert self.link is not None
+        self.link.abort()
+        await until(lambda: self.machine.link is None)
+
+    async def lose(self) -> None:
+        """Disconnect the agent, and count its machine as lost."""
+        await self.disconnect()
+        self.machine.note(lost=True)
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
@@ -198,10 +208,7 @@ async def test_an_agent_leaves_a_silent_server(
 async def test_a_start_continues_while_its_agent_is_disconnected(world: World) -> None:
     starting = asyncio.create_task(world.fleet.start(order(start_seconds=0.4)))
     await until(lambda: world.host._starts)
-    assert world.link is not None
-    world.link.abort()
-    await until(lambda: world.machine.link is None)
-    world.machine.note(lost=True)
+    await world.lose()
     assert not starting.done(), "it may run there, so it must not start elsewhere"
     living = await world.connected()
     assert (await starting).phase is Phase.READY
@@ -234,19 +241,14 @@ async def test_an_order_to_cancel_tells_the_agent_how_long_the_end_of_the_start_
 
 async def test_workloads_without_a_lease_are_stopped_when_the_agent_connects(world: World) -> None:
     await world.fleet.start(order())
-    assert world.link is not None
-    world.link.abort()
-    await until(lambda: world.machine.link is None)
+    await world.disconnect()
     living = await world.connected()
     await until(lambda: not world.there)
     living.cancel()
 
 
 async def test_errors_about_a_lost_machine_say_since_when_it_is_lost(world: World) -> None:
-    assert world.link is not None
-    world.link.abort()
-    await until(lambda: world.machine.link is None)
-    world.machine.note(lost=True)
+    await world.lose()
     with pytest.raises(BackendError, match="the machine n1 is not heard of since 20"):
         await world.fleet.start(order())
     resumed = asyncio.create_task(world.fleet.start(order(resumed=True)))
@@ -269,10 +271,7 @@ async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World)
 
 async def test_workloads_of_an_abandoned_machine_are_reported_as_failed(world: World) -> None:
     await world.fleet.start(order())
-    assert world.link is not None
-    world.link.abort()
-    await until(lambda: world.machine.link is None)
-    world.machine.note(lost=True)
+    await world.lose()
     starting = asyncio.create_task(world.fleet.start(order("b", resumed=True)))
     stopping = asyncio.create_task(world.fleet.stop("a"))
     await asyncio.sleep(0)  # Both calls begin to wait.
@@ -300,10 +299,7 @@ async def test_workloads_of_a_lost_machine_count_as_lost_until_the_machine_recon
     for name in ("a", "over"):
         await world.fleet.start(order(name))
     world.leases["a"] = lease_on("a", "n1")
-    assert world.link is not None
-    world.link.abort()
-    await until(lambda: world.machine.link is None)
-    world.machine.note(lost=True)
+    await world.lose()
     reports: list[WorkloadReport] = []
     world.fleet.listen(reports.append)
     world.fleet.lose(world.machine)

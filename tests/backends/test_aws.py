@@ -288,15 +288,18 @@ async def test_a_launch_whose_answer_is_lost_makes_a_single_instance(aws, backen
     only(aws, "a")
 
 
+@pytest.mark.parametrize("user_data", [None, "#cloud-config\n"], ids=["same spec", "other spec"])
 async def test_a_crash_between_launch_and_first_look_makes_a_single_instance(
-    aws, backend, tmp_path
+    aws, backend, tmp_path, user_data
 ):
     """AWS does not list the new instance yet, so only the client token can find it."""
     await backend.start(Order("a", SMALL))
     await backend.close()
     aws.hide(2)
     after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
-    await after.start(Order("a", SMALL))
+    await after.start(
+        Order("a", InstanceResourceSpec(instance_type="t3.micro", user_data=user_data))
+    )
     assert len(aws.requests("RunInstances")) == 2
     only(aws, "a")
     await after.close()
@@ -333,19 +336,6 @@ async def test_a_resumed_workload_that_aws_forgot_is_not_started_again(aws, back
     ended = await backend.start(Order("a", SMALL, resumed=True))
     assert (ended.phase, ended.detail) == (Phase.FAILED, "AWS no longer knows the instance")
     assert aws.requests("RunInstances") == []
-
-
-async def test_a_start_repeated_with_other_arguments_makes_a_single_instance(
-    aws, backend, tmp_path
-):
-    await backend.start(Order("a", SMALL))
-    await backend.close()
-    aws.hide(2)
-    after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
-    other = InstanceResourceSpec(instance_type="t3.micro", user_data="#cloud-config\n")
-    await after.start(Order("a", other))
-    only(aws, "a")
-    await after.close()
 
 
 async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
@@ -595,15 +585,16 @@ def test_container_options_that_instances_lack_are_refused(backend, fields, reas
         backend.refuse(ContainerResourceSpec(image="x", **fields))
 
 
-async def test_exec_without_ssm_names_the_missing_policy(aws, backend):
+@pytest.mark.parametrize(
+    ("code", "error", "reason"),
+    [
+        ("InvalidInstanceId", UnsupportedSpecError, "AmazonSSMManagedInstanceCore"),
+        ("AccessDeniedException", BackendError, "AWS does not allow SendCommand"),
+    ],
+    ids=["without SSM the error names the missing policy", "an undelivered command is an error"],
+)
+async def test_a_command_that_aws_refuses_is_an_error(aws, backend, code, error, reason):
     await backend.start(Order("a", SMALL))
-    aws.refuse("SendCommand", "InvalidInstanceId", "Instances not in a valid state")
-    with pytest.raises(UnsupportedSpecError, match="AmazonSSMManagedInstanceCore"):
-        await backend.execute("a", ("true",))
-
-
-async def test_an_undelivered_command_is_an_error(aws, backend):
-    await backend.start(Order("a", SMALL))
-    aws.refuse("SendCommand", "AccessDeniedException", "not you")
-    with pytest.raises(BackendError, match="AWS does not allow SendCommand"):
+    aws.refuse("SendCommand", code, "refused")
+    with pytest.raises(error, match=reason):
         await backend.execute("a", ("true",))

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,24 +167,20 @@ async def test_a_program_that_cannot_be_run_fails_each_start(backend, name):
     assert list(await backend.discover()) == []
 
 
-async def test_the_devices_of_the_lease_override_the_variables_of_the_spec(backend, tmp_path):
-    held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
-    spec = ProcessResourceSpec(
-        command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"],
-        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
-    )
-    await backend.start(Order("a", spec, (held,)))
-    assert await wait_starts(tmp_path, 1) == ["3,PCI_BUS_ID"]
-
-
-async def test_the_variable_cuda_device_order_of_the_spec_takes_effect(backend, tmp_path):
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "3,PCI_BUS_ID"),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "3,FASTEST_FIRST"),
+    ],
+    ids=["the devices of the lease override the spec", "the order of the spec takes effect"],
+)
+async def test_a_workload_sees_the_devices_of_its_lease(backend, tmp_path, environment, seen):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     command = ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"]
-    order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    await backend.start(
-        Order("a", ProcessResourceSpec(command=command, environment=order), (held,))
-    )
-    assert await wait_starts(tmp_path, 1) == ["3,FASTEST_FIRST"]
+    spec = ProcessResourceSpec(command=command, environment=environment)
+    await backend.start(Order("a", spec, (held,)))
+    assert await wait_starts(tmp_path, 1) == [seen]
 
 
 async def test_a_lease_with_too_many_processors_is_refused(backend):
@@ -609,9 +606,14 @@ async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     await after.close()
 
 
+def stubborn(folder: Path) -> dict[str, Any]:
+    """Return fields of a spec whose workload ignores a stop for an hour."""
+    script = f"trap '' TERM; echo $$ >> {folder}/starts; while :; do sleep 0.1; done"
+    return {"command": ["sh", "-c", script], "stop_seconds": 3600}
+
+
 async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
-    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
-    spec = ProcessResourceSpec(command=["sh", "-c", stubborn], stop_seconds=3600)
+    spec = ProcessResourceSpec(**stubborn(tmp_path))
     await backend.start(Order("a", spec))
     await wait_starts(tmp_path, 1)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
@@ -621,9 +623,7 @@ async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
 
 async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp_path):
     """The workload takes too long to be ready, or its lease ends first."""
-    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
-    command, probe = ["sh", "-c", stubborn], Readiness(path="/")
-    spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)
+    spec = ServiceResourceSpec(**stubborn(tmp_path), readiness=Readiness(path="/"))
     starting = asyncio.create_task(backend.start(Order("a", spec, stop_seconds_max=0.2)))
     await wait_starts(tmp_path, 1)
     starting.cancel()
@@ -635,9 +635,7 @@ async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp
 
 
 async def test_cancelling_a_start_limits_the_stop_time_of_the_service(backend, tmp_path):
-    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
-    command, probe = ["sh", "-c", stubborn], Readiness(path="/")
-    spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)
+    spec = ServiceResourceSpec(**stubborn(tmp_path), readiness=Readiness(path="/"))
     starting = asyncio.create_task(backend.start(Order("a", spec, stop_seconds_max=3600)))
     await wait_starts(tmp_path, 1)
     starting.cancel(0.2)

@@ -35,8 +35,8 @@ from moorage.model import (
     Tenant,
 )
 from moorage.storage.sqlite.facts import SqliteFacts
+from tests.ledger.facts import NOW, numbered_facts
 
-NOW = 1_763_647_000.125
 POSTGRES = (pytest.mark.heavy, pytest.mark.postgres)
 
 
@@ -196,10 +196,6 @@ def grant(number: int) -> Granted:
             provision=Provision("local", {"command": ["sleep", "1"], "größe": 1.5}),
         )
     )
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
 async def read_remains(place: Place) -> list[Fact]:

@@ -11,7 +11,15 @@ from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact
 from moorage.core.turns.effects import Address, Consult, Information, Respond
-from moorage.core.turns.events import Asked, ClusterSeen, Event, Inquired, Proposed
+from moorage.core.turns.events import (
+    Asked,
+    ClusterSeen,
+    Event,
+    Inquired,
+    Proposed,
+    ReleaseAsked,
+    Tick,
+)
 from moorage.core.turns.turn import Turn
 from moorage.model import (
     Ask,
@@ -76,10 +84,22 @@ class Hand:
     facts: list[Fact] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**9)))
 
+    @classmethod
+    def seeing(cls, cluster: Cluster) -> "Hand":
+        """Return a hand over an allocator that knows one cluster."""
+        hand = cls()
+        hand.see(cluster)
+        return hand
+
     def step(self, event: Event) -> Turn:
         turn = self.allocator.step(event, self.now)
         self.facts += turn.facts
         return turn
+
+    def tick(self, at: float) -> Turn:
+        """Set the clock, and let the allocator notice it."""
+        self.now = at
+        return self.step(Tick())
 
     def to(self, session: str = "s") -> Address:
         return Address(SessionId(session), next(self.numbers))
@@ -96,6 +116,9 @@ class Hand:
 
     def grant(self, request: Ask, value: Any) -> Turn:
         return self.propose(self.ask(request), value)
+
+    def release(self, name: str) -> Turn:
+        return self.step(ReleaseAsked(self.to(), RequestId(name), f"token of {name}"))
 
     def inquire(self, question: Any, tenant: str = "ann", **more: Any) -> Any:
         turn = self.step(Inquired(self.to(), question, Tenant(tenant), **more))

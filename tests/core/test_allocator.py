@@ -19,10 +19,8 @@ from moorage.core.turns.events import (
     CancelAsked,
     ClusterGone,
     Inquired,
-    ReleaseAsked,
     RenewAsked,
     SessionLost,
-    Tick,
 )
 from moorage.core.turns.turn import DECISIONS_MAX
 from moorage.model import (
@@ -39,13 +37,8 @@ from moorage.model import (
 ONE = Demand(gpus=1)
 
 
-def release(hand: Hand, name: str):
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
-
-
 def full(gpus: int = 1) -> Hand:
-    hand = Hand()
-    hand.see(nodes(1, gpus))
+    hand = Hand.seeing(nodes(1, gpus))
     demand = Demand(gpus=gpus)
     hand.grant(ask("holder", demand), place("n000", *map(str, range(gpus))))
     return hand
@@ -62,7 +55,7 @@ def test_a_request_id_cannot_be_used_twice_in_any_state_of_the_request() -> None
         assert answers(hand.ask(ask(name, ONE)))[0].code is Code.ALREADY_EXISTS
     hand.ask(ask("waiter", ONE, wait=60.0))
     assert answers(hand.ask(ask("waiter", ONE)))[0].code is Code.ALREADY_EXISTS
-    release(hand, "holder")
+    hand.release("holder")
     assert answers(hand.ask(ask("holder", ONE)))[0].code is Code.ALREADY_EXISTS
     pending = hand.ask(ask("advice", None, terms={}))
     assert consults(pending) == ["advice"]
@@ -70,8 +63,7 @@ def test_a_request_id_cannot_be_used_twice_in_any_state_of_the_request() -> None
 
 
 def test_requests_beyond_the_limit_are_refused_as_busy() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     for number in range(PENDING_MAX):
         hand.ask(ask(f"r{number}", ONE))
     assert hand.allocator.undecided == PENDING_MAX
@@ -80,8 +72,7 @@ def test_requests_beyond_the_limit_are_refused_as_busy() -> None:
 
 
 def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by_one() -> None:
-    hand = Hand()
-    hand.see(nodes(2, 4))
+    hand = Hand.seeing(nodes(2, 4))
     value = [
         place("n000", "0"),
         None,
@@ -120,8 +111,7 @@ def test_parts_of_a_message_with_several_requests_are_granted_and_refused_one_by
 
 
 def test_a_list_of_proposals_has_gaps_only_for_requests_without_a_gang() -> None:
-    hand = Hand()
-    hand.see(nodes(2, 4))
+    hand = Hand.seeing(nodes(2, 4))
     (one,) = answers(hand.grant(ask("one", ONE), [None, place("n000", "0")]))
     assert one.lease.placement[0].gpus == ("0",)
     assert one.data == [None, place("n000", "0")]
@@ -135,8 +125,7 @@ def test_a_list_of_proposals_has_gaps_only_for_requests_without_a_gang() -> None
 
 
 def test_a_request_that_loses_its_place_too_often_ends_in_a_conflict() -> None:
-    hand = Hand()
-    hand.see(nodes(2, CONSULTS_MAX))
+    hand = Hand.seeing(nodes(2, CONSULTS_MAX))
     turn = hand.ask(ask("slow", ONE))
     for number in range(CONSULTS_MAX):
         gpu = str(number)
@@ -149,8 +138,7 @@ def test_a_request_that_loses_its_place_too_often_ends_in_a_conflict() -> None:
 
 
 def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
-    hand = Hand()
-    hand.see(nodes(2, CONSULTS_MAX))
+    hand = Hand.seeing(nodes(2, CONSULTS_MAX))
     turn = hand.ask(ask("slow", ONE, wait=60.0))
     for number in range(CONSULTS_MAX):
         gpu = str(number)
@@ -162,11 +150,10 @@ def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
 
 
 def test_a_policy_is_consulted_again_with_capacity_freed_while_it_decided() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     thinking = hand.ask(ask("picky", ONE, wait=60.0))
-    release(hand, "holder")
+    hand.release("holder")
     turn = hand.propose(thinking, {"declined": "I wanted device 0"})
     assert consults(turn) == ["picky"]
     turn = hand.propose(turn, {"declined": "still not good enough"})
@@ -176,11 +163,10 @@ def test_a_policy_is_consulted_again_with_capacity_freed_while_it_decided() -> N
 
 def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
     for demand in (ONE, None):
-        hand = Hand()
-        hand.see(nodes(1, 2))
+        hand = Hand.seeing(nodes(1, 2))
         hand.grant(ask("holder", ONE), place("n000", "0"))
         thinking = hand.ask(ask("picky", demand))
-        release(hand, "holder")
+        hand.release("holder")
         turn = hand.propose(thinking, {"declined": "I wanted device 0"})
         assert consults(turn) == ["picky"]
         assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
@@ -188,8 +174,7 @@ def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
 
 def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
     """The policy's process counts the GPUs of the failed proposal as taken in its own fleet."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))
     assert answers(hand.propose(first, place("n000", "7")))[0].code is Code.POLICY_UNSOUND
     turn = hand.propose(second, {"declined": "it is taken"})
@@ -198,12 +183,11 @@ def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
 
 
 def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     turn = hand.ask(ask("never", ONE))
     for number in range(CONSULTS_MAX):
         hand.grant(ask(f"other{number}", ONE), place("n000", "0"))
-        release(hand, f"other{number}")
+        hand.release(f"other{number}")
         turn = hand.propose(turn, {"declined": "not today"})
         assert len(consults(turn)) == (number < CONSULTS_MAX - 1)
     (answer,) = answers(turn)
@@ -231,13 +215,12 @@ def test_identical_waiters_are_judged_once() -> None:
     for number in range(50):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
     assert len(hand.allocator.requests.queue.lines()) == 1
-    turn = release(hand, "holder")
+    turn = hand.release("holder")
     assert len(consults(turn)) == CONSULTED_MAX
 
 
 def test_a_policy_is_not_blamed_for_a_changed_inventory() -> None:
-    hand = Hand()
-    hand.see(nodes(2, 1))
+    hand = Hand.seeing(nodes(2, 1))
     hand.see(nodes(1, 1, name="d"))
     turn = hand.ask(ask("r", ONE))
     hand.step(ClusterGone(ClusterId("c")))
@@ -257,8 +240,7 @@ def test_the_policy_of_a_waiter_after_an_undecided_head_is_not_consulted() -> No
 
 
 def test_advice_may_name_nodes_that_are_reserved_for_the_head_of_the_queue() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     hand.ask(ask("head", Demand(gpus=2), wait=600.0))
     turn = hand.ask(replace(ask("advice", ONE), terms=None))
@@ -270,19 +252,17 @@ def test_advice_may_name_nodes_that_are_reserved_for_the_head_of_the_queue() -> 
 
 
 def test_the_tenant_with_the_smallest_share_is_first_among_equal_priorities() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 3))
+    hand = Hand.seeing(nodes(1, 3))
     hand.grant(ask("a0", Demand(gpus=2), tenant=Tenant("ann")), place("n000", "0", "1"))
     hand.grant(ask("b0", ONE, tenant=Tenant("bob")), place("n000", "2"))
     hand.ask(ask("a1", ONE, wait=600.0, tenant=Tenant("ann")))
     hand.ask(ask("b1", ONE, wait=600.0, tenant=Tenant("bob")))
     assert [line.of.tenant for line in hand.allocator.requests.queue.lines()] == ["bob", "ann"]
-    assert consults(release(hand, "b0"))[0] == "b1"
+    assert consults(hand.release("b0"))[0] == "b1"
 
 
 def test_an_idempotency_key_reused_with_another_demand_is_refused() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 4))
+    hand = Hand.seeing(nodes(1, 4))
     keyed = {"idempotency_key": "k"}
     hand.grant(ask("r1", ONE, terms=keyed), place("n000", "0"))
     (same,) = answers(hand.ask(ask("r2", ONE, terms=keyed)))
@@ -304,19 +284,18 @@ def test_an_idempotency_key_reused_with_another_demand_is_refused() -> None:
 
 
 def test_the_last_ended_leases_are_known_and_older_ended_leases_are_not() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     for number in range(ENDED_MAX + 1):
         name = f"r{number}"
         keyed = ask(name, ONE, terms={"idempotency_key": name})
         hand.grant(keyed, place("n000", "0"))
-        release(hand, name)
+        hand.release(name)
     state = hand.allocator.state
     assert len(state.ended) == ENDED_MAX
     assert len(state.keys) == ENDED_MAX
     assert len(hand.allocator._turn.decisions) <= DECISIONS_MAX
-    assert answers(release(hand, "r0"))[0].code is Code.UNKNOWN_LEASE
-    assert isinstance(answers(release(hand, "r1"))[0], LeaseNews)
+    assert answers(hand.release("r0"))[0].code is Code.UNKNOWN_LEASE
+    assert isinstance(answers(hand.release("r1"))[0], LeaseNews)
     assert isinstance(hand.inquire("why", subject="r0"), Recall)
     check(state)
     again = Allocator()
@@ -328,14 +307,13 @@ def test_the_last_ended_leases_are_known_and_older_ended_leases_are_not() -> Non
 
 
 def test_ended_leases_of_a_tenant_do_not_push_out_ended_leases_of_another_tenant() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     for number in range(ENDED_MAX + 2):
         name, tenant = f"r{number}", "bob" if number == 1 else "mallory"
         hand.grant(
             ask(name, ONE, tenant=tenant, terms={"idempotency_key": name}), place("n000", "0")
         )
-        release(hand, name)
+        hand.release(name)
     state = hand.allocator.state
     again = Allocator()
     again.replay(list(condense(state)))
@@ -353,14 +331,12 @@ def test_endless_renewals_do_not_fill_the_memory() -> None:
     state = hand.allocator.state
     assert len(state.deadlines) <= SPARE + 2
     assert hand.allocator.next_deadline() == hand.now + 60.0
-    hand.now += 60.0
-    assert len(hand.step(Tick()).facts) == 1
+    assert len(hand.tick(hand.now + 60.0).facts) == 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_the_pages_of_a_listing_have_every_entry_only_once(limit: int) -> None:
-    hand = Hand()
-    hand.see(nodes(2, 4))
+    hand = Hand.seeing(nodes(2, 4))
     hand.see(nodes(1, 1, name="d"))
     for number in range(5):
         hand.grant(ask(f"r{number}", ONE), place(f"n00{number // 4}", str(number % 4)))
@@ -402,8 +378,7 @@ def test_why_and_status_hide_requests_of_other_tenants() -> None:
 
 
 def test_the_bytes_of_undecided_and_waiting_requests_are_limited() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("holder", Demand(gpus=1)), place("n000", "0"))
     large = ASKS_BYTES_MAX // 2 + 1
     first = ask("first", Demand(gpus=1), wait=9.0, size=large)
@@ -433,7 +408,7 @@ def test_a_follower_of_the_facts_gives_the_same_answers_and_indexes_the_waiters_
     index = follower.requests.queue._ranking  # A full index would replace this object.
     for step in (
         lambda: hand.propose(hand.see(nodes(2, 4)), place("n001", "0", "1")),
-        lambda: hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder")),
+        lambda: hand.release("holder"),
         lambda: hand.ask(ask("third", Demand(gpus=4), wait=60.0)),
         lambda: hand.step(CancelAsked(hand.to(), RequestId("second"), Tenant("ann"))),
         lambda: hand.step(ClusterGone(ClusterId("c"))),

@@ -16,10 +16,9 @@ from moorage.lab import timeline
 from moorage.lab.backtest import BacktestJob, backtest, fragmentation_milli
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
-from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import Fleet
-from moorage.storage.sqlite.facts import SqliteFacts
+from tests.ledger.facts import opened
 
 pytestmark = pytest.mark.heavy
 
@@ -173,8 +172,7 @@ async def test_a_ledger_is_replayed_as_far_as_its_facts_reach(trace, tmp_path):
     granted = sum(isinstance(fact, Granted) for _, fact in facts)
     data = tmp_path / "data"
     data.mkdir()
-    ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
-    await ledger.open()
+    ledger = await opened(data / "ledger.db")
     for now, fact in facts:
         await ledger.append([fact], now)
     # The ledger is replayed while its daemon still uses it.
@@ -196,8 +194,7 @@ async def test_a_pruned_ledger_is_replayed_from_its_first_fact(trace, tmp_path):
     )  # fmt: skip
     data, state = tmp_path / "data", State()
     data.mkdir()
-    ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
-    await ledger.open()
+    ledger = await opened(data / "ledger.db")
     facts = play_day(line)
     for number, (now, fact) in enumerate(facts, 1):
         apply(state, fact)

@@ -12,6 +12,7 @@ from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
 from moorage.storage.sqlite.facts import SqliteFacts
+from tests.ledger.facts import opened
 
 APPENDER = Path(__file__).with_name("appender.py")
 FILLER = Path(__file__).with_name("filler.py")
@@ -64,8 +65,7 @@ async def test_kill_9_loses_no_acknowledged_fact(tmp_path: Path):
         checkpoints += bool(condensed)
         await ledger.close()
     assert checkpoints > 0
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     seen = 0
     while page := await ledger.read(seen):
         assert [entry.fact for entry in page] == [

@@ -7,44 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.state.facts import Fact, Granted, Renewed
+from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.base import LedgerCorrupt, LedgerError
 from moorage.ledger.stored import StoredLedger
-from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.model import RequestId
 from moorage.storage.base import FENCING_BLOCK
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.fencing import LABEL
 from moorage.storage.sqlite.marks import read_mark
+from tests.ledger.facts import NOW, grants, leave_as_killed, opened
 
-NOW = 1_763_647_000.125
 MARK_BYTES = 36
 """Bytes of one copy of a mark."""
 
 
-def grant(fencing: int) -> Granted:
-    name = RequestId(f"r-{fencing}")
-    return Granted(
-        Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), fencing, 1.0, 2.0, LeaseTerms(1.0))
-    )
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [grant(number) for number in range(first, last + 1)]
-
-
 async def write_and_kill(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
-    """Write facts, one per commit; leave the files in `path` as kill -9 leaves them."""
-    alive = path.parent / "alive" / path.name
-    ledger = StoredLedger(SqliteFacts(alive))
-    await ledger.open()
-    for number in range(1, commits + 1):
-        await ledger.append([grant(number)], NOW)
-        if number == checkpoint_at:
-            await ledger.checkpoint(number, numbered_facts(1, number))
-    shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
-    await ledger.close()
-    shutil.rmtree(alive.parent)
-    return numbered_facts(1, commits)
+    """Write grants; the checkpoint has all grants before it."""
+    await leave_as_killed(path, commits, {checkpoint_at: grants(1, checkpoint_at)})
+    return grants(1, commits)
 
 
 async def read_back(path: Path) -> tuple[list[Fact], tuple[str, ...], int]:
@@ -133,8 +113,7 @@ async def test_a_fact_of_another_ledger_is_detected(path: Path):
     """Each file is valid by itself; one of them is an older copy."""
     await write_and_kill(path)
     other = path.parent / "other" / "ledger.db"
-    ledger = StoredLedger(SqliteFacts(other))
-    await ledger.open()
+    ledger = await opened(other)
     await ledger.append([Renewed(RequestId("r"), 1.0)] * 60, NOW)
     await ledger.close()
     connection = sqlite3.connect(path)
@@ -159,18 +138,16 @@ async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column
 
 
 async def test_a_clean_end_of_the_ledger_releases_reserved_numbers(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
-    await ledger.append(numbered_facts(1, 5), NOW)
+    ledger = await opened(path)
+    await ledger.append(grants(1, 5), NOW)
     await ledger.close()
     assert (await read_back(path))[2] == 5
 
 
 async def test_fencing_numbers_are_reserved_durably_before_they_are_used(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
-        await ledger.append([grant(fencing)], NOW)
+        await ledger.append(grants(fencing, fencing), NOW)
         assert read_mark(path.with_name("ledger.fencing"), LABEL).first >= fencing
     await ledger.close()
 

@@ -9,40 +9,23 @@ from pathlib import Path
 import pytest
 
 from moorage.commands import ledger_care
-from moorage.core.state.facts import Fact, Granted, Renewed
+from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.base import LedgerCorrupt, LedgerError
 from moorage.ledger.repairing import rebuild, salvage
 from moorage.ledger.stored import StoredLedger
 from moorage.ledger.walk import walk
-from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.model import RequestId
 from moorage.storage.sqlite.facts import SqliteFacts
+from tests.ledger.facts import NOW, grants, leave_as_killed, opened
 
-NOW = 1_763_647_000.125
 COMMITS = 200
 CHECKPOINTS = (50, 100)
 
 
-def grant(number: int) -> Granted:
-    name = RequestId(f"r-{number}")
-    return Granted(
-        Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), number, 1.0, 2.0, LeaseTerms(1.0))
-    )
-
-
 async def write_and_kill(path: Path) -> list[Fact]:
-    """Write facts, one per commit, with two checkpoints of one fact each, and kill the ledger."""
-    alive = path.parent / "alive" / path.name
-    ledger = StoredLedger(SqliteFacts(alive))
-    await ledger.open()
-    for number in range(1, COMMITS + 1):
-        await ledger.append([grant(number)], NOW)
-        if number in CHECKPOINTS:
-            await ledger.checkpoint(number, [grant(number)])
-    shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
-    await ledger.close()
-    shutil.rmtree(alive.parent)
-    last = CHECKPOINTS[-1]
-    return [grant(last), *(grant(number) for number in range(last + 1, COMMITS + 1))]
+    """Write grants, with checkpoints of the last grant before each; return what must be read."""
+    await leave_as_killed(path, COMMITS, {each: grants(each, each) for each in CHECKPOINTS})
+    return grants(CHECKPOINTS[-1], COMMITS)
 
 
 async def read_back(path: Path) -> tuple[list[Fact], int]:
@@ -147,7 +130,7 @@ async def test_a_repair_without_a_checkpoint_replays_all_facts(path: Path):
     await write_and_kill(path)
     change(path, "UPDATE checkpoint SET seq = seq + 1")
     assert repair(path) == []
-    assert (await read_back(path))[0] == [grant(number) for number in range(1, COMMITS + 1)]
+    assert (await read_back(path))[0] == grants(1, COMMITS)
 
 
 async def test_a_repair_without_checkpoint_and_facts_saves_only_the_fencing_numbers(path: Path):
@@ -304,10 +287,9 @@ async def test_a_ledger_with_a_missing_file_can_be_repaired(path: Path, name: st
 async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
     facts = await write_and_kill(path)
     if name == "ledger.db":
-        ledger = StoredLedger(SqliteFacts(path))
-        await ledger.open()
+        ledger = await opened(path)
         await ledger.close()  # Moves the log's content into the file.
-    everything = [grant(number) for number in range(1, COMMITS + 1)]
+    everything = grants(1, COMMITS)
     dice = random.Random(places)
     whole = path.parent.rename(path.parent.with_name("whole"))
     for _ in range(places):
@@ -318,7 +300,7 @@ async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
             continue
         repair(path)
         found, fencing = await read_back(path)
-        earlier = [grant(CHECKPOINTS[0]), *everything[CHECKPOINTS[0] :]]
+        earlier = grants(CHECKPOINTS[0], COMMITS)
         wholes = (facts, earlier, everything)
         assert any(found == each[: len(found)] for each in wholes)
         assert fencing >= COMMITS

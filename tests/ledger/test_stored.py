@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger import stored
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
@@ -19,15 +18,9 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.stored import CHECKPOINT_PART_FACTS, StoredLedger
 from moorage.ledger.walk import walk
-from moorage.model import RequestId
 from moorage.storage.sqlite.fact_tables import ROWS_PER_STATEMENT, SQL, connect_to_write
 from moorage.storage.sqlite.facts import SqliteFacts
-
-NOW = 1_763_647_000.125
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+from tests.ledger.facts import NOW, numbered_facts, opened
 
 
 def contents(path: Path) -> bytes:
@@ -44,8 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def fill(path: Path, facts: int) -> None:
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     await ledger.append(numbered_facts(1, facts), NOW)
     await ledger.close()
 
@@ -67,8 +59,7 @@ def test_each_commit_of_the_ledger_is_synced(path: Path):
 
 async def test_only_its_owner_may_read_the_file_of_the_ledger(tmp_path: Path):
     path = tmp_path / "made" / "too" / "ledger.sqlite"
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     await ledger.append(numbered_facts(1, 1), NOW)
     names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     beside = {"ledger.mark", "ledger.fencing", "ledger.reserve"}
@@ -87,16 +78,14 @@ async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
 
 async def test_an_append_that_needs_several_statements_is_one_transaction(path: Path):
     facts = numbered_facts(1, 2 * ROWS_PER_STATEMENT + 1)
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     assert await ledger.append(facts, NOW) == len(facts)
     await ledger.close()
     assert run(path, "SELECT max(seq), count(*) FROM fact") == [(len(facts), len(facts))]
 
 
 async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     sizes = (PENDING_FACTS_MAX, 2, PENDING_FACTS_MAX + 1, 1)
     calls, last = [], 0
     for size in sizes:
@@ -125,8 +114,7 @@ def locked(path: Path) -> Iterator[None]:
 async def test_the_ledger_fails_if_a_commit_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch, lone: bool
 ):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     monkeypatch.setattr(stored, "COMMIT_SECONDS_MAX", 0.05)
     with locked(path):
         with pytest.raises(LedgerFailed, match="took longer than"):
@@ -139,8 +127,7 @@ async def test_the_ledger_fails_if_a_commit_takes_too_long(
 
 
 async def test_a_lone_append_does_not_block_the_event_loop_while_the_disk_hangs(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     with locked(path):
         appended = ledger.append(numbered_facts(1, 1), NOW, lone=True)
     assert await appended == 1
@@ -148,8 +135,7 @@ async def test_a_lone_append_does_not_block_the_event_loop_while_the_disk_hangs(
 
 
 async def test_only_the_two_newest_checkpoints_stay(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     await ledger.append(numbered_facts(1, 9), NOW)
     for seq in range(1, 10):
         await ledger.checkpoint(seq, numbered_facts(1, 40 * CHECKPOINT_PART_FACTS))
@@ -249,8 +235,7 @@ async def test_corrupt_text_in_a_fact_is_noticed(path: Path):
 
 
 async def test_the_file_of_a_pruned_ledger_does_not_grow(path: Path):
-    ledger = StoredLedger(SqliteFacts(path))
-    await ledger.open()
+    ledger = await opened(path)
     sizes, last = [], 0
     for _ in range(8):
         for _ in range(2):

@@ -51,7 +51,7 @@ _MONGO_LOGIC: Final = ("$and", "$or", "$nor")
 _SCRIPTS: Final = frozenset({"$where", "$function", "$accumulator", "$expr"})
 
 
-def parse_condition(query: JsonValue, at: str = "query") -> Condition:
+def parse_condition(query: JsonValue) -> Condition:
     """Parse a query in documented form, or a Mongo filter, to a condition.
 
     A query without any key of the documented conditions is a Mongo filter. An empty query or null
@@ -59,12 +59,11 @@ def parse_condition(query: JsonValue, at: str = "query") -> Condition:
 
     Args:
         query: Parsed JSON.
-        at: The place of the query, with which the paths in errors start.
 
     Raises:
-        QueryError: The condition is malformed, refused or too large.
+        QueryError: The condition is malformed, refused or too large; its path starts with `query`.
     """
-    return Parser().condition(query, at)
+    return Parser().condition(query, "query")
 
 
 def parse_mongo(query: JsonValue, at: str = "query") -> Condition:

@@ -63,20 +63,19 @@ class _TooManyError(Exception):
     """A stage makes more documents or lists than allowed. Internal to this module."""
 
 
-def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
+def parse_pipeline(stages: JsonValue) -> Pipeline:
     """Parse a list of stages to a pipeline.
 
     Args:
         stages: At most `STAGES_MAX` objects of one key each, such as `{"$match": filter}`.
-        at: The place of the list, with which the paths in errors start.
 
     Raises:
         QueryError: The pipeline is malformed, refused or too large.
     """
-    listed = a_list(stages, at, "a list of stages", STAGES_MAX, least=0)
+    listed = a_list(stages, "pipeline", "a list of stages", STAGES_MAX, least=0)
     parser, read = Parser(), list[Stage]()
     for number, each in enumerate(listed):
-        place = f"{at}[{number}]"
+        place = f"pipeline[{number}]"
         stage = an_object(each, place, "a stage (an object of one key)")
         if len(stage) != 1:
             raise wrong(each, "a stage (an object of one key)", place)
@@ -85,28 +84,28 @@ def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
             expected = "one of " + ", ".join(_STAGES)
             raise QueryError(under(place, name), expected, "is not served", Code.UNSUPPORTED)
         read.append(_stage(parser, name, value, under(place, name)))
-    return Pipeline(read, at)
+    return Pipeline(read, "pipeline")
 
 
-def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
+def parse_page(options: JsonValue) -> Pipeline:
     """Return the pipeline for a query's `options`: sort, skip and limit.
 
     Args:
         options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional; a
             limit of 0 is none, as in Mongo.
-        at: The place of the options, with which the paths in errors start.
 
     Raises:
         QueryError: The options are malformed, or one of them is unknown.
     """
-    given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
+    given = {} if options is None else options
+    given = an_object(given, "options", "an object with sort, skip, limit")
     for name in given.keys() - set(_OPTIONS):
         expected = "one of " + ", ".join(_OPTIONS)
-        raise QueryError(under(at, name), expected, "is not served", Code.UNSUPPORTED)
+        raise QueryError(under("options", name), expected, "is not served", Code.UNSUPPORTED)
     wanted = [name for name in _OPTIONS if given.get(name) not in (None, 0)]
     parser = Parser()
-    stages = [_stage(parser, f"${name}", given[name], under(at, name)) for name in wanted]
-    return Pipeline(stages, at)
+    stages = [_stage(parser, f"${name}", given[name], under("options", name)) for name in wanted]
+    return Pipeline(stages, "options")
 
 
 def _stage(parser: Parser, name: str, value: JsonValue, at: str) -> Stage:

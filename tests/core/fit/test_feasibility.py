@@ -155,8 +155,7 @@ def test_the_refusal_of_a_gang_in_one_zone_names_the_largest_zone() -> None:
     gpus = (Gpu("0"),)
     zones = ("z1", "z1", "z1", "z2", "")
     places = [Node(NodeId(f"n{n}"), 8_000, 4_096, gpus, zone=zone) for n, zone in enumerate(zones)]
-    hand = Hand()
-    hand.see(Cluster(ClusterId("c"), tuple(places)))
+    hand = Hand.seeing(Cluster(ClusterId("c"), tuple(places)))
     judge = hand.allocator.feasibility
     never = judge.refusal(Demand(gpus=1, nodes=4, topology="zone"), None)
     assert never.code is Code.NEVER_FITS
@@ -194,8 +193,7 @@ def test_the_cache_of_feasibility_is_bounded() -> None:
     ],
 )
 def test_a_refusal_names_the_binding_constraint(demand: Demand, binding: str) -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.grant(ask("r", Demand(gpus=1, cpu_milli=1)), place("n000", "0"))
     refusal = hand.allocator.feasibility.refusal(demand, None)
     assert refusal.details["binding"] == binding

@@ -25,9 +25,7 @@ BOB = Tenant("bob")
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(2, 1))
-    return hand
+    return Hand.seeing(nodes(2, 1))
 
 
 def reserve(hand: Hand, starts: float, ends: float, demand: Demand = ONE, **more: Any) -> Any:
@@ -42,8 +40,7 @@ def where(reply: Any) -> list[tuple[str, str]]:
 
 
 def at(hand: Hand, now: float) -> None:
-    hand.now = now
-    hand.step(Tick())
+    hand.tick(now)
 
 
 def test_a_reservation_takes_nodes_that_are_free_at_its_start(hand: Hand) -> None:
@@ -161,8 +158,7 @@ def test_during_a_reservation_only_its_tenant_gets_the_nodes(hand: Hand) -> None
     assert "ttl_max_seconds" not in refusal.details
     hand.grant(ask("bob", ONE, tenant=BOB), place("n000", "0"))
     hand.ask(ask("waits", ONE, wait=1_000.0))
-    hand.now = 100.0
-    assert consults(hand.step(Tick())) == ["waits"]
+    assert consults(hand.tick(100.0)) == ["waits"]
     assert not hand.allocator.state.reserved
     assert "bob" in hand.allocator.state.leases, "the tenant's leases continue"
 
@@ -230,9 +226,7 @@ TWO = Demand(gpus=2)
 @pytest.fixture
 def one(hand: Hand) -> Hand:
     """An allocator with one node of eight devices, 64 cores and 64 GiB."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
-    return hand
+    return Hand.seeing(nodes(1, 8))
 
 
 def test_a_reservation_of_devices_includes_their_share_of_cpu_and_memory(one: Hand) -> None:
@@ -403,8 +397,7 @@ def test_a_reservation_without_devices_takes_whole_nodes(one: Hand) -> None:
 def test_a_lost_device_stays_with_its_lease_until_the_lease_ends(
     less: Demand, more: Demand
 ) -> None:
-    hand = Hand()
-    hand.see(lab("aaa", "ccc", cluster="left"))
+    hand = Hand.seeing(lab("aaa", "ccc", cluster="left"))
     hand.grant(ask("lost", ONE), place("n1", "0", cluster_id="left"))
     hand.see(lab("ccc", cluster="left"))
     hand.see(lab("bbb", "aaa"))

@@ -22,8 +22,7 @@ def refusal(hand: Hand, demand: Demand, **more):
 
 def fleet() -> Hand:
     """A fleet of one node with eight A100 and two nodes with four H100 each."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     h100 = tuple(Gpu(str(number), "H100", 40_960) for number in range(4))
     pair = tuple(Node(NodeId(f"h{n}"), 32_000, 16_384, h100) for n in range(2))
     hand.see(Cluster(ClusterId("h"), pair))
@@ -82,8 +81,7 @@ def test_a_refusal_names_other_clusters_as_a_helpful_change() -> None:
 
 
 def test_a_request_for_taken_gpus_gets_the_verdict_not_now() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))
     assert refusal(hand, Demand(gpus=1)).details["verdict"] == "not_now"
     hand.ask(ask("late", Demand(gpus=1), wait=5))
@@ -91,8 +89,7 @@ def test_a_request_for_taken_gpus_gets_the_verdict_not_now() -> None:
 
 
 def test_the_answer_to_why_lists_the_nodes_closest_to_fit_first() -> None:
-    hand = Hand()
-    hand.see(nodes(4, 8))
+    hand = Hand.seeing(nodes(4, 8))
     hand.grant(ask("a", Demand(gpus=2)), place("n001", "0", "1"))
     hand.grant(ask("b", Demand(gpus=5)), place("n002", *"01234"))
     hand.see(nodes(1, 4, name="z"))
@@ -121,8 +118,7 @@ def test_the_answer_to_why_lists_the_nodes_closest_to_fit_first() -> None:
 
 
 def test_why_refuses_an_invalid_cursor_of_a_page_of_nodes() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
     respond = hand.inquire("why", subject="a", filters={"nodes": True}, after="x")
     assert respond.answer.code is Code.BAD_MESSAGE
@@ -159,8 +155,7 @@ def test_each_suggested_change_is_the_largest_that_fits(rows, demand) -> None:
         )
         for at, (gpus, cpu, rack) in enumerate(rows)
     )
-    hand = Hand()
-    hand.see(Cluster(ClusterId("c"), made))
+    hand = Hand.seeing(Cluster(ClusterId("c"), made))
     judge, fleet = hand.allocator.feasibility, hand.allocator.state.fleet
     if judge.fits(demand, None):
         return

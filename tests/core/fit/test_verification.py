@@ -17,8 +17,7 @@ def refusal(hand: Hand, value: object, demand: Demand | None = None, **more: obj
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(3, 2))
+    hand = Hand.seeing(nodes(3, 2))
     hand.see(nodes(1, 1, "d"))
     return hand
 

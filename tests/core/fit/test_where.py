@@ -34,9 +34,7 @@ def zones(*names: str) -> Cluster:
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(zones("red", "blue"))
-    return hand
+    return Hand.seeing(zones("red", "blue"))
 
 
 def test_a_request_is_granted_on_a_node_with_the_labels(hand: Hand) -> None:

@@ -110,8 +110,7 @@ def test_leases_that_ran_out_during_a_stall_get_the_restart_grace(hand: Hand) ->
     assert lapses_at == hand.now + GRACE
     hand.now += GRACE - 1.0
     assert renew(hand, "lease").lease.expires_at == hand.now + 6.0
-    hand.now += 2.0
-    hand.step(Tick())
+    hand.tick(hand.now + 2.0)
     assert sorted(over(hand)) == [reservation, "waiter", "warm"]
 
 
@@ -151,8 +150,7 @@ def test_after_a_stall_a_waiter_waits_longer_than_the_leases_that_it_needs(
     assert ends == [GRACE] * 3
     waits = hand.allocator.state.waiting[RequestId("waiter")].deadline - hand.now
     assert waits == pytest.approx(max(wait - 8.0, GRACE + min(wait - ttl, GRACE)))
-    hand.now += GRACE
-    turn = hand.step(Tick())
+    turn = hand.tick(hand.now + GRACE)
     assert sorted(over(hand)) == ["lease 0", "lease 1", "lease 2"]
     (consultation,) = (each for each in turn.effects if isinstance(each, Consult))
     assert consultation.ask.id == "waiter"
@@ -181,8 +179,7 @@ def test_unexpired_leases_are_prolonged_by_the_stall(hand: Hand) -> None:
     stand_still(hand, 8.0)
     assert (seconds_to_end(hand, "short"), seconds_to_end(hand, "long")) == (8.0, 52.0)
     for _ in range(2):  # Short stalls must not prolong a lease without limit.
-        hand.now += 5.0
-        hand.step(Tick())
+        hand.tick(hand.now + 5.0)
         stand_still(hand, 1.0)
     assert over(hand) == ["short"]
 
@@ -219,11 +216,9 @@ def test_setting_the_clock_changes_no_remaining_time(hand: Hand, seconds: float)
     past = [*hand.allocator.state.accounts.past()]
     assert [each.share for _, each in past] == [each.share for _, each in usage]
     assert hand.allocator.next_deadline() == hand.now + 20.0
-    hand.now += 20.0
-    hand.step(Tick())
+    hand.tick(hand.now + 20.0)
     assert over(hand) == ["lease"]
-    hand.now += 10.0
-    hand.step(Tick())
+    hand.tick(hand.now + 10.0)
     assert over(hand) == ["lease", "first"]
     check(hand.allocator.state)
 
@@ -241,8 +236,7 @@ def test_reservations_keep_their_calendar_time_after_a_clock_change(hand: Hand) 
     (place_of,) = hand.allocator.state.reserved.by_id[reservation].nodes
     set_clock(hand, HOURS)
     assert hand.allocator.next_deadline() == hand.now + 100.0
-    hand.now += 100.0
-    hand.step(Tick())
+    hand.tick(hand.now + 100.0)
     known = hand.allocator.state.reserved.by_id[reservation]
     assert known.begun
     assert known.lapses_at == hand.now + 60.0
@@ -268,14 +262,12 @@ def test_after_a_change_of_the_clock_a_reservation_that_began_too_early_begins_a
 ) -> None:
     reservation = reserve(hand, 100.0, 1_000.0, lapse=60.0)
     hour = hand.now + 100.0
-    hand.now += 110.0
-    hand.step(Tick())
+    hand.tick(hand.now + 110.0)
     assert hand.allocator.state.reserved.by_id[reservation].begun
     set_clock(hand, -HOURS)
     assert not hand.allocator.state.reserved.by_id[reservation].begun
     assert hand.allocator.next_deadline() == hour
-    hand.now = hour
-    hand.step(Tick())
+    hand.tick(hour)
     assert hand.allocator.state.reserved.by_id[reservation].begun
 
 
@@ -290,8 +282,7 @@ def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> No
     renewed = renew(hand, "there")
     assert renewed.lease.expires_at == hand.now + 50.0
     assert renewed.ttl_max_seconds == 50.0
-    hand.now += 50.0
-    hand.step(Tick())
+    hand.tick(hand.now + 50.0)
     assert over(hand) == ["there"]
     (refusal,) = answers(hand.ask(ask("other", ONE)))
     assert refusal.code is Code.NO_CAPACITY

@@ -13,10 +13,8 @@ from moorage.core.turns.effects import Stop
 from moorage.core.turns.events import (
     ClusterGone,
     CordonAsked,
-    ReleaseAsked,
     RenewAsked,
     Restarted,
-    Tick,
     WorkloadStarted,
     WorkloadStopped,
 )
@@ -109,8 +107,7 @@ def test_a_lease_cannot_be_renewed_beyond_the_time_of_a_drain(hand: Hand) -> Non
     hand.now = 10.0
     renewal = RenewAsked(hand.to(), lease.id, "token of stays", 60.0)
     assert answers(hand.step(renewal))[0].lease.expires_at == 20.0
-    hand.now = 20.0
-    hand.step(Tick())
+    hand.tick(20.0)
     assert not hand.allocator.state.leases
     ended = hand.allocator.state.ended[lease.id]
     assert ended.reason == "its node was drained by op"
@@ -135,7 +132,7 @@ def test_without_a_deadline_a_drain_waits_for_the_release_of_a_lease(hand: Hand)
     hand.now = 50.0
     renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
     assert answers(hand.step(renewal))[0].lease.expires_at == 110.0
-    hand.step(ReleaseAsked(hand.to(), RequestId("stays"), "token of stays"))
+    hand.release("stays")
     assert offered_nodes(hand) == ["n001"]
 
 

@@ -13,8 +13,7 @@ from moorage.model import ClusterId, Demand, RequestId, Tenant
 @pytest.fixture
 def hand() -> Hand:
     """An allocator with two nodes of two GPUs, each held by a lease of the tenant ann."""
-    hand = Hand()
-    hand.see(nodes(2, 2))
+    hand = Hand.seeing(nodes(2, 2))
     for node in ("n000", "n001"):
         hand.grant(ask(f"on {node}", Demand(gpus=2)), place(node, "0", "1"))
     return hand

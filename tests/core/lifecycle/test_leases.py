@@ -15,10 +15,8 @@ from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ConsultFailed,
-    ReleaseAsked,
     RenewAsked,
     Restarted,
-    Tick,
     WorkloadFailed,
     WorkloadStarted,
 )
@@ -35,19 +33,16 @@ def fail(hand: Hand, name: str):
     return hand.step(WorkloadFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
 
 
-def release(hand: Hand, name: str):
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
-
-
-def at_once() -> Hand:
+def at_once(machines: int, gpus: int) -> Hand:
     """An allocator that starts failed leases again without a pause."""
-    return Hand(Allocator(requeue_pause_seconds=0.0))
+    hand = Hand(Allocator(requeue_pause_seconds=0.0))
+    hand.see(nodes(machines, gpus))
+    return hand
 
 
 def crowd(*names: str) -> Hand:
     """Grant leases of one device each on one node, in the order of their requests."""
-    hand = at_once()
-    hand.see(nodes(1, len(names)))
+    hand = at_once(1, len(names))
     for number, name in enumerate(names):
         hand.now += 1.0
         hand.grant(ask(name, ONE, provision=AGAIN), place("n000", str(number)))
@@ -66,13 +61,12 @@ def test_the_oldest_of_several_failed_leases_starts_first() -> None:
     again.replay(list(condense(hand.allocator.state)))
     assert [each.ask.id for each in again.requests.queue.in_turn(9)] == ["old", "young"]
     assert again.state == hand.allocator.state
-    assert consults(release(hand, "waiter")) == ["old", "young"]
+    assert consults(hand.release("waiter")) == ["old", "young"]
     check(hand.allocator.state)
 
 
 def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
     state = hand.allocator.state
     assert state.waiting_loads.bytes == 0
@@ -81,14 +75,13 @@ def test_the_bytes_of_a_queued_lease_count_until_it_leaves_the_queue() -> None:
     hand.propose(turn, place("n000", "0"))
     assert (state.waiting_loads.bytes, state.leases[RequestId("r")].attempt) == (0, 2)
     fail(hand, "r")
-    release(hand, "r")
+    hand.release("r")
     assert state.waiting_loads.bytes == 0
     assert state.ended[RequestId("r")].ask is None
 
 
 def test_a_policy_that_fails_without_the_avoided_node_is_consulted_with_all_nodes() -> None:
-    hand = at_once()
-    hand.see(nodes(2, 1))
+    hand = at_once(2, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
@@ -103,8 +96,7 @@ def test_a_policy_that_fails_without_the_avoided_node_is_consulted_with_all_node
 
 
 def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> None:
-    hand = at_once()
-    hand.see(nodes(2, 1))
+    hand = at_once(2, 1)
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     turn = hand.propose(turn, {"declined": "it must be n000"})
@@ -114,8 +106,7 @@ def test_a_failed_lease_without_resources_is_tried_on_other_nodes_first() -> Non
 
 
 def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
     hand.grant(keyed, place("n000", "0"))
     hand.propose(fail(hand, "r"), {"declined": "not today"})
@@ -126,7 +117,7 @@ def test_an_idempotency_key_finds_its_lease_whether_queued_or_ended() -> None:
         (answer,) = answers(hand.step(Asked(hand.to(), same)))
         assert isinstance(answer, LeaseNews)
         assert (answer.lease.id, answer.lease.state) == ("r", state)
-        release(hand, "r")
+        hand.release("r")
 
 
 def test_pages_of_leases_continue_after_a_waiting_lease() -> None:
@@ -170,8 +161,7 @@ def test_each_pause_of_a_lease_is_twice_as_long_as_the_last_up_to_a_bound() -> N
         due = hand.allocator.next_deadline()
         assert due is not None
         pauses.append(due - hand.now)
-        hand.now = due
-        hand.propose(hand.step(Tick()), place("n000", "0"))
+        hand.propose(hand.tick(due), place("n000", "0"))
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, *[REQUEUE_PAUSE_SECONDS_MAX] * 94]
     check(hand.allocator.state)
 
@@ -185,8 +175,7 @@ def test_a_paused_lease_is_not_tried_before_its_retry_time() -> None:
     reply = hand.inquire("why", subject="r")
     assert reply["lease"]["retry_at"] == hand.now + 2.0
     assert "it is tried again at retry_at, not before" in reply["reason"]
-    hand.now += 2.0
-    assert consults(hand.step(Tick())) == ["r"]
+    assert consults(hand.tick(hand.now + 2.0)) == ["r"]
     (row,) = hand.inquire("queue")["waiting"]
     assert "retry_at" not in row["lease"]
 
@@ -195,9 +184,8 @@ def test_other_requests_get_the_place_of_a_paused_lease() -> None:
     hand = pausing()
     fail(hand, "r")
     hand.grant(ask("other", ONE), place("n000", "0"))
-    hand.now += 2.0
-    assert consults(hand.step(Tick())) == []
-    assert consults(release(hand, "other")) == ["r"]
+    assert consults(hand.tick(hand.now + 2.0)) == []
+    assert consults(hand.release("other")) == ["r"]
 
 
 def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
@@ -209,22 +197,20 @@ def test_a_pause_of_a_lease_has_the_same_end_after_a_restart() -> None:
         assert again.allocator.state == hand.allocator.state
         assert consults(again.step(Restarted(0.0))) == []
         assert again.allocator.next_deadline() == hand.now + 2.0
-        again.now = hand.now + 2.0
-        assert consults(again.step(Tick())) == ["r"]
+        assert consults(again.tick(hand.now + 2.0)) == ["r"]
         check(again.allocator.state)
 
 
 def test_a_paused_lease_can_expire_and_be_released() -> None:
     def release_it(hand: Hand):
-        return release(hand, "r")
+        return hand.release("r")
 
     def cancel_it(hand: Hand):
         return hand.step(CancelAsked(hand.to(), RequestId("r"), Tenant("ann")))
 
     def over(hand: Hand):
         hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", 1.0))
-        hand.now += 1.0
-        return hand.step(Tick())
+        return hand.tick(hand.now + 1.0)
 
     for end, reason in ((release_it, "released"), (cancel_it, "cancelled"), (over, "expired")):
         hand = pausing()
@@ -243,8 +229,7 @@ def test_a_paused_lease_can_be_renewed() -> None:
     for ttl in (100.0, 1.0, 50.0):
         hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", ttl))
         assert hand.allocator.next_deadline() == min(retry_at, hand.now + ttl)
-    hand.now = retry_at
-    hand.propose(hand.step(Tick()), place("n000", "0"))
+    hand.propose(hand.tick(retry_at), place("n000", "0"))
     assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0
 
 
@@ -256,16 +241,14 @@ def fail_consultation(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) 
 
 @pytest.mark.parametrize("code", sorted(PASSING))
 def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     assert consults(fail_consultation(hand, fail(hand, "r"), code)) == []
     reply = hand.inquire("why", subject="r")
     assert reply["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
     assert reply["last"]["code"] == code
     assert "attempt 1 of 3 failed: no image; it is tried again at" in reply["reason"]
-    hand.now += FAULT_PAUSE_SECONDS
-    hand.propose(hand.step(Tick()), place("n000", "0"))
+    hand.propose(hand.tick(hand.now + FAULT_PAUSE_SECONDS), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("r")]
     assert (lease.attempt, lease.faults) == (2, 0)
     check(hand.allocator.state)
@@ -275,8 +258,7 @@ def test_a_failure_of_the_sandbox_ends_no_queued_lease(code: Code) -> None:
 def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
     others: int,
 ) -> None:
-    hand = at_once()
-    hand.see(nodes(1 + others, 1))
+    hand = at_once(1 + others, 1)
     terms = {"ttl_seconds": 1e6}
     hand.grant(ask("r", ONE, provision=AGAIN, terms=terms), place("n000", "0"))
     turn, began = fail(hand, "r"), hand.now
@@ -286,8 +268,7 @@ def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
         facts = list(condense(hand.allocator.state))
         hand.allocator = Allocator(requeue_pause_seconds=0.0)
         hand.allocator.replay(facts)
-        hand.now = hand.allocator.next_deadline() or 0.0
-        turn = hand.step(Tick())
+        turn = hand.tick(hand.allocator.next_deadline() or 0.0)
     assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a paused policy is consulted once more"
     fail_consultation(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
@@ -295,19 +276,16 @@ def test_a_queued_lease_whose_policy_never_answers_ends_despite_restarts(
 
 
 def test_policy_failures_are_counted_separately_for_each_start() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     for _ in range(2):
         fail_consultation(hand, fail(hand, "r"))
         assert hand.allocator.next_deadline() == hand.now + FAULT_PAUSE_SECONDS
-        hand.now += FAULT_PAUSE_SECONDS
-        hand.propose(hand.step(Tick()), place("n000", "0"))
+        hand.propose(hand.tick(hand.now + FAULT_PAUSE_SECONDS), place("n000", "0"))
 
 
 def test_a_paused_lease_does_not_block_other_waiters() -> None:
-    hand = at_once()
-    hand.see(nodes(1, 1))
+    hand = at_once(1, 1)
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     hand.ask(ask("waiter", ONE, wait=60.0))

@@ -121,8 +121,7 @@ def test_a_preempted_lease_gets_its_notice_and_its_minimum_runtime(hand: Hand) -
     other = Allocator()
     other.replay(condense(hand.allocator.state))
     assert other.next_deadline() == lease.granted_at + 20.0, "a checkpoint has the deadline"
-    hand.now = lease.granted_at + 20.0
-    assert consults(hand.step(Tick())) == ["needs"]
+    assert consults(hand.tick(lease.granted_at + 20.0)) == ["needs"]
 
 
 def test_a_lease_under_notice_is_spared_when_the_request_leaves_the_queue(hand: Hand) -> None:
@@ -131,8 +130,7 @@ def test_a_lease_under_notice_is_spared_when_the_request_leaves_the_queue(hand: 
     need(hand, 4)
     assert notices(hand) == ["a"]
     hand.step(CancelAsked(hand.to(), RequestId("needs"), Tenant("ann")))
-    hand.now += 5.0
-    hand.step(Tick())
+    hand.tick(hand.now + 5.0)
     assert any(isinstance(fact, Spared) for fact in hand.facts)
     assert hand.allocator.state.leases[lease.id].notice is None
     assert hand.allocator.next_deadline() == lease.expires_at
@@ -145,13 +143,11 @@ def test_a_lease_under_notice_is_spared_if_the_request_would_still_not_fit(hand:
     assert notices(hand) == ["a"]
     place = ClusterId("c"), NodeId("n000")
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "cordon", "", None))
-    hand.now += 5.0
-    hand.step(Tick())
+    hand.tick(hand.now + 5.0)
     assert any(isinstance(fact, Spared) for fact in hand.facts)
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "uncordon", "", None))
     assert notices(hand) == ["a", "a"]
-    hand.now += 5.0
-    assert consults(hand.step(Tick())) == ["needs"]
+    assert consults(hand.tick(hand.now + 5.0)) == ["needs"]
 
 
 def test_no_lease_is_preempted_after_the_request_gave_up(hand: Hand) -> None:
@@ -186,15 +182,13 @@ def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
     hold(hand, "lent2", "n001", "2", "3", tenant=Tenant("bob"), preemptible=False)
     need(hand, 2, priority=0)
     assert notices(hand) == ["lent2"], "only as many as needed, the youngest first"
-    hand.now += 10.0
-    assert consults(hand.step(Tick())) == ["needs"]
+    assert consults(hand.tick(hand.now + 10.0)) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
     assert "needs its own quota back" in reason
 
 
 def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
-    hand = Hand()
-    hand.see(lab("aaa/x", "aaa/y", node="n000"))
+    hand = Hand.seeing(lab("aaa/x", "aaa/y", node="n000"))
     hold(hand, "a", "n000", "0")
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa", node="n000"))
@@ -204,8 +198,7 @@ def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
 
 @pytest.mark.parametrize("milli", [500, 1000])
 def test_a_preempted_lease_with_a_lost_device_is_freed_completely(milli: int) -> None:
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", node="n000"))
+    hand = Hand.seeing(lab("aaa", "bbb", node="n000"))
     terms = {"preemptible": True, "ttl_seconds": 1e6}
     demand = Demand(gpus=1, gpu_milli=milli)
     hand.grant(ask("a", demand, terms=terms), place("n000", "0", gpu_milli=milli))
@@ -219,8 +212,7 @@ def test_a_preempted_lease_with_a_lost_device_is_freed_completely(milli: int) ->
 
 
 def test_a_lost_device_of_a_preempted_lease_is_freed_at_its_new_node() -> None:
-    hand = Hand()
-    hand.see(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
+    hand = Hand.seeing(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
     hold(hand, "a", "n000", "0")
     hold(hand, "b", "n001", "0", preemptible=False)
     hand.see(both(lab(node="n000"), lab("bbb", "aaa", node="n001")))
@@ -235,15 +227,13 @@ def test_a_lost_device_of_a_preempted_lease_is_freed_at_its_new_node() -> None:
 def test_no_lease_is_preempted_if_the_new_lease_would_overlap_a_reservation(
     starts: float, victims: list[str]
 ) -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hold(hand, "a", "n000", "0", notice_seconds=10.0, ttl_seconds=60.0)
     name, bob, one = RequestId("reserved"), Tenant("bob"), Demand(gpus=1)
     hand.step(ReserveAsked(hand.to(), name, bob, one, starts, 100.0))
     need(hand, 1)
     assert notices(hand) == victims
-    hand.now += 10.0
-    assert consults(hand.step(Tick())) == ["needs"] * len(victims)
+    assert consults(hand.tick(hand.now + 10.0)) == ["needs"] * len(victims)
 
 
 @pytest.mark.parametrize("stop", [Stalled(9.0, 30.0), Restarted(30.0)])
@@ -262,8 +252,7 @@ def test_a_notice_that_expired_during_a_stall_gets_the_restart_grace(
     assert (held.state, held.notice and held.notice.until) == ("granted", hand.now + 30.0)
     waiter = hand.allocator.state.waiting[RequestId("needs")]
     assert waiter.deadline >= hand.now + 30.0
-    hand.now += 30.0
-    hand.step(Tick())
+    hand.tick(hand.now + 30.0)
     assert "a" not in hand.allocator.state.leases
     assert len(notices(hand)) == 2
     again = Allocator()

@@ -23,24 +23,22 @@ def there(*gpus: str) -> dict[str, object]:
 
 def released() -> Hand:
     """Return an allocator with one GPU, whose lease is released and may stay warm."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.release("used")
     return hand
 
 
 def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     hand.see(nodes(1, 2, "d"))
     gang = [place("n000", "0"), there("0")]
     hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=WARM), gang)
     hand.grant(ask("b", ONE), place("n000", "1"))
     hand.grant(ask("d", ONE), there("1"))
     hand.step(WorkloadStarted(RequestId("gang"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("gang"), "token of gang"))
+    hand.release("gang")
     hand.step(WorkloadKept(RequestId("gang"), 1))
     hand.ask(ask("head", Demand(gpus=2), wait=100.0, candidates=(ClusterId("d"),)))
     assert hand.allocator.requests.queue.reservation == (("d", "n000"),)
@@ -51,8 +49,7 @@ def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
 
 
 def test_warm_leases_end_one_by_one_until_the_policy_finds_a_placement() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 2))
+    hand = Hand.seeing(nodes(1, 2))
     for number, name in enumerate(("first", "second")):
         hand.now += 1.0
         request = ask(name, ONE, provision=WARM, inputs={"number": number})
@@ -81,8 +78,7 @@ def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
 
 
 def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node() -> None:
-    hand = Hand()
-    hand.see(lab("aaa", "bbb"))
+    hand = Hand.seeing(lab("aaa", "bbb"))
     hand.grant(ask("lost", ONE, provision=WARM), place("n1", "0"))
     hand.step(WorkloadStarted(RequestId("lost"), 1))
     hand.grant(ask("stays", ONE), place("n1", "1"))
@@ -90,23 +86,22 @@ def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node
     hand.see(lab("aaa", cluster="d", node="n000"))
     hand.ask(ask("head", ONE, wait=100.0, candidates=(ClusterId("c"),)))
     hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("lost"), "token of lost"))
+    turn = hand.release("lost")
     assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]
 
 
 def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.see(nodes(1, 1, "d"))
     hand.grant(ask("used", ONE, provision=WARM), place("n000", "0"))
     hand.grant(ask("d", ONE), there("0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
-    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.release("used")
     hand.step(WorkloadKept(RequestId("used"), 1))
     hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
     quota = Quota(1.0, Amounts(1_000), Amounts(0))
     hand.step(QuotaAsked(None, Tenant("op"), Tenant("ann"), None, quota))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("d"), "token of d"))
+    turn = hand.release("d")
     assert [each.reason for each in hand.facts if isinstance(each, Ending)][1:] == [EVICTED]
     assert consults(turn) == []
     assert consults(hand.step(WorkloadStopped(RequestId("used"), 1))) == ["waits"]

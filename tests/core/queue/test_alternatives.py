@@ -9,7 +9,7 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 from moorage.core.queue.alternatives import loosest
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult, LeaseNews
-from moorage.core.turns.events import QuotaAsked, ReleaseAsked
+from moorage.core.turns.events import QuotaAsked
 from moorage.model import Amounts, Ask, Cluster, Code, Demand, Gpu, Quota, Requirement
 
 EIGHT, FOUR, TWO = Demand(gpus=8), Demand(gpus=4), Demand(gpus=2)
@@ -22,9 +22,7 @@ def elastic(name: str, *demands: Demand, **more: object) -> Ask:
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(1, 8))
-    return hand
+    return Hand.seeing(nodes(1, 8))
 
 
 def consulted_demand(turn) -> Demand | None:
@@ -51,7 +49,7 @@ def test_the_policy_gets_the_first_fitting_alternative(hand):
 def test_a_waiting_request_with_alternatives_is_tried_with_the_preferred_demand_first(hand):
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))
     assert not answers(hand.ask(elastic("a", *SIZES, wait=50)))
-    turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
+    turn = hand.release("big")
     assert consults(turn) == ["a"]
     assert consulted_demand(turn) == EIGHT, "the largest alternative first"
 
@@ -61,8 +59,8 @@ def test_a_waiter_is_woken_if_only_a_small_alternative_fits(hand):
         gpus = [str(2 * number), str(2 * number + 1)]
         hand.grant(ask(f"l{number}", TWO), place("n000", *gpus))
     hand.ask(elastic("a", EIGHT, FOUR, wait=50))
-    assert not consults(hand.step(ReleaseAsked(hand.to(), "l0", "token of l0")))
-    turn = hand.step(ReleaseAsked(hand.to(), "l1", "token of l1"))
+    assert not consults(hand.release("l0"))
+    turn = hand.release("l1")
     assert consulted_demand(turn) == FOUR
     granted = lease(hand.propose(turn, place("n000", "0", "1", "2", "3")))
     assert granted.choice == 1
@@ -84,7 +82,7 @@ def test_a_request_gets_the_verdict_never_if_no_alternative_can_ever_fit(hand):
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))
     assert not answers(hand.ask(elastic("b", Demand(gpus=16), EIGHT, Demand(gpus=9), wait=50)))
     assert hand.inquire("queue")["waiting"][0]["resources"]["gpus"] == 8
-    turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
+    turn = hand.release("big")
     assert consulted_demand(turn) == EIGHT
 
 
@@ -124,7 +122,7 @@ def test_models_are_tried_in_order_of_preference(hand):
     value = {"cluster_id": "d", "node_id": "n000", "gpus": ["0", "1"]}
     assert lease(hand.propose(turn, value)).choice == 1
     assert not answers(hand.ask(elastic("d", two, new, wait=50)))
-    assert consults(hand.step(ReleaseAsked(hand.to(), "b", "token of b"))) == ["d"]
+    assert consults(hand.release("b")) == ["d"]
 
 
 def draw_demand(draw: Random) -> Demand:
@@ -185,8 +183,7 @@ def calls_of(work) -> int:
 
 def crowd(waiters: int) -> Hand:
     """Return an allocator with a free node of one device, and waiters that cannot use this node."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.grant(ask("all", EIGHT), place("n000", *"01234567"))
     hand.see(nodes(1, 1, name="d"))
     for number in range(waiters):
@@ -201,7 +198,7 @@ def test_a_grant_and_a_release_examine_few_waiters_with_alternatives() -> None:
     def bystander(hand: Hand) -> None:
         request = ask("bystander", Demand(gpus=1), terms={"priority": 9})
         hand.grant(request, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
-        hand.step(ReleaseAsked(hand.to(), "bystander", "token of bystander"))
+        hand.release("bystander")
 
     few, many = crowd(8), crowd(160)
     assert calls_of(lambda: bystander(many)) < 2 * calls_of(lambda: bystander(few))
@@ -215,5 +212,5 @@ def test_a_waiter_is_served_if_any_alternative_fits() -> None:
         chosen = chance.sample([*(Demand(gpus=n) for n in range(2, 7)), *demands[:1]], 6)
         hand.grant(ask("d", Demand(gpus=1)), {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
         hand.ask(elastic("a", *chosen, wait=600.0))
-        turn = hand.step(ReleaseAsked(hand.to(), "d", "token of d"))
+        turn = hand.release("d")
         assert consults(turn) == (["a"] if demands[0] in chosen else [])

@@ -8,8 +8,7 @@ import pytest
 from by_hand import Hand, ask, consults, nodes, place
 
 from moorage.core.queue.ranking import COUNTED_MAX
-from moorage.core.turns.events import CancelAsked, ReleaseAsked
-from moorage.core.turns.turn import Turn
+from moorage.core.turns.events import CancelAsked
 from moorage.model import Demand, RequestId
 
 
@@ -71,17 +70,12 @@ def test_pages_of_the_queue_are_in_order_of_seniority(hand: Hand) -> None:
 
 
 def test_a_later_waiter_is_served_while_an_earlier_one_needs_a_whole_node() -> None:
-    hand = Hand()
-    hand.see(nodes(2, 2))
+    hand = Hand.seeing(nodes(2, 2))
     for node in ("n000", "n001"):
         for gpu in "01":
             hand.grant(ask(node + gpu, Demand(gpus=1)), place(node, gpu))
     hand.ask(ask("large", Demand(gpus=2), wait=500))
-    assert consults(release(hand, "n0000")) == []  # Both GPUs of n000 are for `large`.
+    assert consults(hand.release("n0000")) == []  # Both GPUs of n000 are for `large`.
     hand.ask(ask("small", Demand(gpus=1), wait=500))
-    assert consults(release(hand, "n0010")) == ["small"]
-    assert consults(release(hand, "n0001")) == ["large"]
-
-
-def release(hand: Hand, name: str) -> Turn:
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+    assert consults(hand.release("n0010")) == ["small"]
+    assert consults(hand.release("n0001")) == ["large"]

@@ -43,7 +43,7 @@ def come(hand: Hand, number: int, **changes: object) -> list[str]:
     hand.now += 1.0
     turn = hand.propose(hand.ask(ask(name, ONE, tenant=tenant, **changes)), place(free(hand), "1"))
     granted = [fact.lease.id for fact in turn.facts if isinstance(fact, Granted)]
-    hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+    hand.release(name)
     return granted
 
 
@@ -87,7 +87,7 @@ def test_a_grant_to_the_older_of_two_requests_overtakes_no_waiter(hand: Hand) ->
     hand.now += 1.0
     hand.ask(ask("cay-1", WHOLE, wait=1000.0, tenant="cay"))
     lease = f"ann-{int(reserved[1:])}"
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId(lease), f"token of {lease}"))
+    turn = hand.release(lease)
     assert consults(turn) == ["bob-1"]
     turn = hand.propose(turn, place(reserved, "0", "1", "2", "3"))
     assert [f.overtakes for f in turn.facts if isinstance(f, Granted)] == [None]
@@ -129,9 +129,9 @@ def test_warm_reuse_counts_as_overtaking() -> None:
     assert hand.allocator.requests.queue.reservation == (("c", "n000"),)
     hand.now += 1.0
     hand.propose(hand.ask(ask("second", ONE, wait=1000.0, **warm)), {"declined": "not yet"})
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("first"), "token of first"))
+    turn = hand.release("first")
     hand.propose(turn, {"declined": "not yet"})
     turn = hand.step(WorkloadKept(RequestId("first"), fencing))
     assert [f.overtakes for f in turn.facts if isinstance(f, Granted)] == ["large"]
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("brief"), "token of brief"))
+    turn = hand.release("brief")
     assert consults(turn)[0] == "large"

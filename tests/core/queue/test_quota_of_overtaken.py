@@ -7,7 +7,7 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Granted
-from moorage.core.turns.events import CancelAsked, QuotaAsked, ReleaseAsked
+from moorage.core.turns.events import CancelAsked, QuotaAsked
 from moorage.model import Amounts, Code, Demand, Quota, RequestId, Tenant
 
 TIMES = 3
@@ -42,7 +42,7 @@ def come(hand: Hand, name: str, device: str, **changes: Any) -> list[str | None]
 
 
 def leave(hand: Hand, name: str) -> list[str]:
-    return consults(hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}")))
+    return consults(hand.release(name))
 
 
 def pass_by(hand: Hand, times: int, **changes: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_earlier_of_two_overtaken_requests_is_served_first(hand: Hand) -> No
         leave(hand, f"again-{number}")
         if number < 2:
             assert refusal(hand, ask(f"no-{number}", ONE)).details["kept_for"] == "large"
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("a3"), "token of a3"))
+    turn = hand.release("a3")
     assert consults(turn) == ["large"]
     hand.propose(turn, place("n000", "0", "1", "2", "3"))
     assert leave(hand, "large") == ["second"]

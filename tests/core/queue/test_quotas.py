@@ -14,7 +14,6 @@ from moorage.core.state.invariants import check
 from moorage.core.turns.events import (
     HalfLifeConfigured,
     QuotaAsked,
-    ReleaseAsked,
     WorkloadKept,
     WorkloadStarted,
     WorkloadStopped,
@@ -26,9 +25,7 @@ ONE = Demand(gpus=1)
 
 @pytest.fixture
 def hand() -> Hand:
-    hand = Hand()
-    hand.see(nodes(2, 8))
-    return hand
+    return Hand.seeing(nodes(2, 8))
 
 
 def allow(hand: Hand, tenant: str, quota: Quota | None, project: str | None = None) -> Any:
@@ -51,10 +48,6 @@ def hold(hand: Hand, tenant: str, name: str, *devices: str, **more: Any) -> None
     demand = Demand(gpus=len(devices))
     turn = hand.grant(of(tenant, name, demand, **more), place("n000", *devices))
     assert name in hand.allocator.state.leases, turn
-
-
-def release(hand: Hand, name: str) -> Any:
-    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
 
 
 def refusal(turn: Any) -> Any:
@@ -84,7 +77,7 @@ def test_no_nodes_are_reserved_for_a_waiter_that_exceeds_its_quota(
     assert consults(hand.ask(of("ann", "waits", wait=60.0))) == []
     assert hand.allocator.requests.queue.reservation == ()
     assert consults(hand.ask(of("bob", "b", Demand(gpus=8)))) == ["b"]
-    assert consults(release(hand, "a")) == ["waits"]
+    assert consults(hand.release("a")) == ["waits"]
 
 
 def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
@@ -92,7 +85,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     allow(hand, "ann", gpus(8))
     hand.grant(of("ann", "one", ONE), place("n000", "0"))
     assert consults(hand.ask(of("ann", "waits", Demand(gpus=8), wait=60.0))) == []
-    turn = release(hand, "one")
+    turn = hand.release("one")
     assert consults(turn) == ["waits"]
     check(hand.allocator.state)
 
@@ -108,13 +101,13 @@ def test_a_policy_is_consulted_again_if_the_quota_filled_while_it_decided(hand: 
     hand.ask(ask("head", Demand(gpus=2), 60.0, tenant="cay", candidates=("e",)))
     waits = ask("waits", ONE, 60.0, candidates=("d",))
     assert consults(hand.ask(waits)) == []
-    request = release(hand, "b")
+    request = hand.release("b")
     assert consults(request) == ["waits"]
     hold(hand, "ann", "a", "0")
     hold(hand, "ann", "a2", "1")
     hand.propose(request, there)
     assert RequestId("waits") in hand.allocator.state.waiting
-    assert consults(release(hand, "a")) == ["waits"]
+    assert consults(hand.release("a")) == ["waits"]
 
 
 def test_a_raised_quota_wakes_the_waiters_that_it_blocked(hand: Hand) -> None:
@@ -165,8 +158,7 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
 
 def test_the_dominant_share_decides_the_order() -> None:
     """Ann holds half of the CPU, and bob holds two of eight GPUs, which is the smaller share."""
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.grant(of("ann", "cpu", Demand(cpu_milli=32_000)), place("n000", cpu_milli=32_000))
     hold(hand, "bob", "b", "0", "1")
     hold(hand, "cid", "c", "2", "3", "4", "5", "6", "7")
@@ -182,12 +174,11 @@ def test_the_dominant_share_decides_the_order() -> None:
 
 
 def test_a_tenant_with_past_use_waits_behind_a_tenant_without() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.step(HalfLifeConfigured(100.0))
     hold(hand, "ann", "a", *"01234567")
     hand.now = 200.0
-    release(hand, "a")
+    hand.release("a")
     hold(hand, "cid", "c", *"01234567")
     hand.ask(of("ann", "ann-waits", wait=9e9))
     hand.ask(of("bob", "bob-waits", wait=9e9))
@@ -196,14 +187,13 @@ def test_a_tenant_with_past_use_waits_behind_a_tenant_without() -> None:
     share = hand.allocator.state.accounts.share((Tenant("ann"), None))
     assert share == pytest.approx(0.75)
     hand.now = 300.0
-    release(hand, "c")
+    hand.release("c")
     share = hand.allocator.state.accounts.share((Tenant("ann"), None))
     assert share == pytest.approx(0.375)
 
 
 def test_shares_of_tenants_are_bitwise_equal_however_they_are_computed() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 8))
+    hand = Hand.seeing(nodes(1, 8))
     hand.step(HalfLifeConfigured(7.0))
     for number, gpu in enumerate("01234567"):
         hand.now += number * 1.7
@@ -250,7 +240,7 @@ def keep_warm(
     hand.grant(request, place("n000", *devices))
     fencing = hand.allocator.state.leases[RequestId(name)].fencing
     hand.step(WorkloadStarted(RequestId(name), fencing))
-    release(hand, name)
+    hand.release(name)
     hand.step(WorkloadKept(RequestId(name), fencing))
 
 
@@ -325,7 +315,7 @@ def test_no_workload_stays_warm_while_its_tenant_waits_for_quota(hand: Hand) -> 
     hand.grant(replace(of("ann", "a"), provision=provision), place("n000", "0"))
     hand.step(WorkloadStarted(RequestId("a"), 1))
     assert answers(hand.ask(of("ann", "waits", wait=60.0))) == []
-    release(hand, "a")
+    hand.release("a")
     turn = hand.step(WorkloadKept(RequestId("a"), 1))
     assert state_of(hand, "a") == "ending", turn
     assert consults(stop(hand, "a")) == ["waits"]

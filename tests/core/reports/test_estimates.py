@@ -11,8 +11,7 @@ from moorage.model import Demand, RequestId
 @pytest.fixture
 def hand() -> Hand:
     """An allocator with a node of one GPU, held until 60, and two requests that wait."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
     for name in ("first", "second"):
         hand.now += 1.0

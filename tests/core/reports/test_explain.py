@@ -55,8 +55,7 @@ def test_fleet_reports_each_cluster_as_the_sum_of_its_nodes() -> None:
 
 
 def test_the_pages_of_a_cluster_list_each_node_only_once() -> None:
-    hand = Hand()
-    hand.see(nodes(7, 1))
+    hand = Hand.seeing(nodes(7, 1))
     found, after = [], ""
     while after is not None:
         page = hand.inquire("fleet", filters={"cluster": "c"}, after=after, limit=3)
@@ -67,8 +66,7 @@ def test_the_pages_of_a_cluster_list_each_node_only_once() -> None:
 
 def test_a_lease_names_its_lost_machine() -> None:
     """The lease of a lost machine stays, but its row must not look healthy."""
-    hand = Hand()
-    hand.see(nodes(3, 1))
+    hand = Hand.seeing(nodes(3, 1))
     start = Provision("memory", {"type": "memory"})
     gang = ask("gang", Demand(gpus=1, nodes=2), provision=start)
     hand.grant(gang, [place("n000", "0"), place("n001", "0")])
@@ -139,8 +137,7 @@ def test_a_demand_is_shown_as_the_client_sent_it():
 
 
 def test_pages_of_the_queue_skip_no_waiter_that_moves_up() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 4))
+    hand = Hand.seeing(nodes(1, 4))
     hand.grant(ask("held", Demand(gpus=4)), place("n000", "0", "1", "2", "3"))
     names = [f"w{number}" for number in range(6)]
     for name in names:
@@ -157,8 +154,7 @@ def test_pages_of_the_queue_skip_no_waiter_that_moves_up() -> None:
 
 @pytest.mark.parametrize("after", ["2", "harbour", "[1]", "{}", '["a", 0, "r"]', "[0, 1", "null"])
 def test_an_invalid_cursor_is_refused(after: str) -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("held", ONE), place("n000", "0"))
     hand.ask(ask("waits", ONE, wait=600.0))
     (refused,) = answers(hand.step(Inquired(hand.to(), "queue", Tenant("ann"), after=after)))
@@ -166,8 +162,7 @@ def test_an_invalid_cursor_is_refused(after: str) -> None:
 
 
 def test_leases_of_one_node_are_listed_together() -> None:
-    hand = Hand()
-    hand.see(nodes(3, 4))
+    hand = Hand.seeing(nodes(3, 4))
     for name, ttl, at in (("a", 300.0, "n000"), ("b", 200.0, "n001"), ("c", 100.0, "n000")):
         wanted = ask(name, ONE, terms={"ttl_seconds": ttl})
         hand.grant(wanted, place(at, "0" if name != "c" else "1"))
@@ -180,8 +175,7 @@ def test_leases_of_one_node_are_listed_together() -> None:
 
 
 def test_leases_sorted_by_a_column_come_page_by_page() -> None:
-    hand = Hand()
-    hand.see(nodes(4, 4))
+    hand = Hand.seeing(nodes(4, 4))
     for number, gpus in enumerate((1, 3, 2)):
         terms = {"ttl_seconds": 100.0 * (number + 1), "project": f"p{2 - number}"}
         wanted = ask(f"r{number}", Demand(gpus=gpus), terms=terms)
@@ -212,8 +206,7 @@ def test_leases_sorted_by_a_column_come_page_by_page() -> None:
 
 
 def test_decisions_about_one_tenant_do_not_push_out_decisions_about_another_tenant() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))
     for number in range(DECISIONS_MAX + 5):
         hand.ask(ask(f"m{number}", BIG, tenant=Tenant("mallory")))
@@ -223,8 +216,7 @@ def test_decisions_about_one_tenant_do_not_push_out_decisions_about_another_tena
 
 
 def test_many_decisions_about_one_request_push_out_no_decisions_about_other_requests() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))
     again = ask("again", BIG, tenant=Tenant("mallory"))
     for _ in range(9):

@@ -9,7 +9,7 @@ from moorage.core.reports import forecast
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.durations import ENOUGH
 from moorage.core.state.facts import Fact
-from moorage.core.turns.events import ReleaseAsked, RenewAsked, ReserveAsked, Tick
+from moorage.core.turns.events import RenewAsked, ReserveAsked
 from moorage.model import Demand, RequestId, Tenant
 
 
@@ -20,8 +20,7 @@ def turns(hand: Hand) -> dict[str, float | None]:
 @pytest.fixture
 def hand() -> Hand:
     """An allocator with two nodes of two GPUs, one held until 60 and one until 100."""
-    hand = Hand()
-    hand.see(nodes(2, 2))
+    hand = Hand.seeing(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
     long = ask("b", Demand(gpus=2), terms={"ttl_seconds": 100.0})
     hand.grant(long, place("n001", "0", "1"))
@@ -33,8 +32,7 @@ def test_the_estimate_of_a_waiter_is_after_the_estimates_of_earlier_waiters(hand
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=gpus), wait=500))
     assert turns(hand) == {"first": 60, "whole": 100, "last": 100, "fourth": 120}
-    hand.now = 60.0
-    turn = hand.step(Tick())
+    turn = hand.tick(60.0)
     hand.propose(turn, place("n000", "0"))
     assert "first" not in turns(hand)
 
@@ -64,7 +62,7 @@ def test_leases_are_estimated_to_last_like_similar_leases(hand: Hand) -> None:
             hand.now += 50.0
             hand.step(RenewAsked(hand.to(), RequestId(name), f"token of {name}", None))
         hand.now += 10.0 if one else 50.0
-        hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+        hand.release(name)
         for each in ("a", "b"):
             hand.step(RenewAsked(hand.to(), RequestId(each), f"token of {each}", 1e6))
     start = hand.now

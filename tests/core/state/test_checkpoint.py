@@ -6,7 +6,7 @@ from by_hand import Hand, ask, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
-from moorage.core.turns.events import CancelAsked, ReleaseAsked
+from moorage.core.turns.events import CancelAsked
 from moorage.model import Demand, RequestId, Tenant
 
 ONE = Demand(gpus=1)
@@ -14,8 +14,7 @@ ONE = Demand(gpus=1)
 
 def crowd(waiters: int) -> Hand:
     """Return an allocator with a full node and a number of waiters."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     for number in range(waiters):
         hand.ask(ask(f"w{number}", ONE, 600.0))
@@ -39,7 +38,7 @@ def test_a_checkpoint_that_is_encoded_later_has_no_later_events() -> None:
     state = hand.allocator.state
     body, before = condense(state), [*condense(state)]
     hand.step(CancelAsked(hand.to(), RequestId("w3"), Tenant("ann")))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    turn = hand.release("holder")
     hand.propose(turn, place("n000", "0"))
     hand.see(nodes(2, 2))
     assert [*body] == before != [*condense(state)]

@@ -13,7 +13,7 @@ from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Fact, Granted, Moved
 from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
-from moorage.core.turns.events import ClusterGone, ReleaseAsked, ReserveAsked
+from moorage.core.turns.events import ClusterGone, ReserveAsked
 from moorage.ledger.codec import FACTS
 from moorage.model import ClusterId, Demand, Lease, RequestId, Tenant
 from moorage.records.leases import Lease as LeaseAnswer
@@ -42,20 +42,15 @@ def hold(hand: Hand, name: str, *gpus: str, milli: int = 1000, node: str = "n1")
     assert any(isinstance(answer, LeaseNews) for answer in answers(turn)), answers(turn)
 
 
-def release(hand: Hand, name: str) -> None:
-    hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
-
-
 def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
 
 def test_a_lease_keeps_its_gpu_when_a_gpu_with_a_lower_index_is_lost():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", "ccc", "ddd"))
+    hand = Hand.seeing(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")
     hold(hand, "second", "2")
-    release(hand, "first")
+    hand.release("first")
     turn = hand.see(lab("aaa", "ccc", "ddd"))
     assert held_devices(hand, "second") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
@@ -81,8 +76,7 @@ def test_reordered_devices_get_their_new_index_in_all_leases(order):
 
 
 def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", "ccc"))
+    hand = Hand.seeing(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "1")
     turn = hand.see(lab("aaa", "ccc"))
     (moved,) = of(turn.facts)
@@ -98,19 +92,18 @@ def test_a_lost_device_stays_with_its_lease_and_watchers_are_notified():
     hand.see(lab("aaa", "ccc", "bbb"))
     assert (held_devices(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
-    release(hand, "holder")
+    hand.release("holder")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
 def test_a_held_device_that_was_lost_and_returns_still_belongs_to_its_lease():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", "ccc"))
+    hand = Hand.seeing(lab("aaa", "bbb", "ccc"))
     hold(hand, "lost", "1")
     hold(hand, "kept", "2")
     hand.see(lab("aaa", "ccc"))
     assert held_devices(hand, "kept") == ("1",)
     assert held_devices(hand, "lost") == ("GPU-bbb",)
-    release(hand, "kept")
+    hand.release("kept")
     assert free(hand) == {"0": 1000, "1": 1000}
     hand.see(lab("bbb", "aaa", "ccc"))
     assert held_devices(hand, "lost") == ("0",)
@@ -118,38 +111,35 @@ def test_a_held_device_that_was_lost_and_returns_still_belongs_to_its_lease():
 
 
 def test_a_leased_gpu_moved_to_another_machine_is_not_free():
-    hand = Hand()
-    hand.see(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
+    hand = Hand.seeing(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
     hold(hand, "holder", "1")
     hand.see(both(lab("aaa"), lab("ddd", "bbb", node="n2")))
     assert free(hand, "n2") == {"0": 1000, "1": 0}
     refused = hand.grant(ask("other", ONE), place("n2", "1"))
     assert not any(isinstance(answer, LeaseNews) for answer in answers(refused))
-    release(hand, "holder")
+    hand.release("holder")
     assert free(hand, "n2") == {"0": 1000, "1": 1000}
     hold(hand, "other", "1", node="n2")
 
 
 def test_mig_instances_and_their_gpu_exclude_each_other():
-    hand = Hand()
-    hand.see(lab("x/a", "x/b", "yyy"))
+    hand = Hand.seeing(lab("x/a", "x/b", "yyy"))
     hold(hand, "a", "0")
     hand.see(lab("x/b", "x/a", "yyy"))
     assert held_devices(hand, "a") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
     hand.see(lab("x", "yyy"))
     assert free(hand)["0"] == 0, "a lease holds a part of the GPU"
-    release(hand, "a")
+    hand.release("a")
     hold(hand, "whole", "0")
     hand.see(lab("yyy", "x/a", "x/b"))
     assert free(hand) == {"0": 0, "1": 0, "2": 0}, "0 is held, and 1 and 2 are its parts"
-    release(hand, "whole")
+    hand.release("whole")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
 def test_a_replaced_gpu_does_not_belong_to_the_lease():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb"))
+    hand = Hand.seeing(lab("aaa", "bbb"))
     hold(hand, "holder", "0", "1")
     hand.see(lab("eee", "bbb"))
     assert [device.uuid for device in lease(hand, "holder").lost] == ["GPU-aaa"]
@@ -157,8 +147,7 @@ def test_a_replaced_gpu_does_not_belong_to_the_lease():
 
 
 def test_a_node_that_returns_with_reordered_gpus_still_has_its_leases():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", "ccc"))
+    hand = Hand.seeing(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")
     hand.step(ClusterGone(ClusterId("c")))
     assert held_devices(hand, "holder") == ("0",)
@@ -169,8 +158,7 @@ def test_a_node_that_returns_with_reordered_gpus_still_has_its_leases():
 
 
 def test_devices_of_a_gang_get_their_new_index_on_each_node():
-    hand = Hand()
-    hand.see(both(lab("a1", "a2"), lab("b1", "b2", node="n2")))
+    hand = Hand.seeing(both(lab("a1", "a2"), lab("b1", "b2", node="n2")))
     value = [place("n1", "0"), place("n2", "1")]
     hand.grant(ask("gang", Demand(gpus=1, nodes=2)), value)
     turn = hand.see(both(lab("a2", "a1"), lab("b2", "b1", node="n2")))
@@ -181,8 +169,7 @@ def test_devices_of_a_gang_get_their_new_index_on_each_node():
 
 
 def test_reserved_devices_get_their_new_index_when_devices_are_reordered():
-    hand = Hand()
-    hand.see(lab("aaa", "bbb", "ccc"))
+    hand = Hand.seeing(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")
     until = (100.0, 200.0)
     hand.step(ReserveAsked(hand.to(), RequestId("r"), Tenant("bob"), ONE, *until))
@@ -202,8 +189,7 @@ def test_reserved_devices_get_their_new_index_when_devices_are_reordered():
 
 
 def test_without_uuids_devices_are_identified_by_index():
-    hand = Hand()
-    hand.see(nodes(1, 3))
+    hand = Hand.seeing(nodes(1, 3))
     hold(hand, "holder", "2", node="n000")
     turn = hand.see(nodes(1, 2))
     assert held_devices(hand, "holder") == ("2",)
@@ -212,8 +198,7 @@ def test_without_uuids_devices_are_identified_by_index():
 
 
 def test_uuids_found_later_belong_to_the_held_indices():
-    hand = Hand()
-    hand.see(lab("", "", ""))
+    hand = Hand.seeing(lab("", "", ""))
     hold(hand, "holder", "1")
     hand.see(lab("aaa", "bbb", "ccc"))
     assert held_devices(hand, "holder") == ("1",)
@@ -226,8 +211,7 @@ def test_uuids_found_later_belong_to_the_held_indices():
 
 
 def test_devices_of_leases_are_the_same_after_a_replay():
-    hand = Hand()
-    hand.see(both(lab("aaa", "bbb", "ccc"), lab("ddd", node="n2")))
+    hand = Hand.seeing(both(lab("aaa", "bbb", "ccc"), lab("ddd", node="n2")))
     hold(hand, "lost", "1")
     hold(hand, "moved", "2", milli=400)
     hand.see(both(lab("ccc", "aaa"), lab("ddd", "bbb", node="n2")))
@@ -256,7 +240,7 @@ def test_no_device_is_in_two_leases_however_documents_change(seed):
                 hold(hand, f"r{next(names)}", rng.choice(can), milli=500, node=node)
         running = list(hand.allocator.state.leases)
         if running and rng.random() < 0.3:
-            release(hand, rng.choice(running))
+            hand.release(rng.choice(running))
         check(hand.allocator.state)
 
 
@@ -267,8 +251,7 @@ def test_a_ledger_of_a_release_without_uuids_identifies_devices_by_index():
     old = json.loads(body)
     for node in old["cluster"]["nodes"]:
         del node["devices"]
-    hand = Hand()
-    hand.see(before)
+    hand = Hand.seeing(before)
     hold(hand, "holder", "2")
     granted = replace(lease(hand, "holder"), devices=())
     read = FACTS.decode("cluster_set", 1, json.dumps(old).encode(), "here", "it")

@@ -11,8 +11,7 @@ from moorage.model import Demand, Lease, RequestId, Tenant
 @pytest.fixture
 def lease() -> Lease:
     """Return a lease of one GPU that was granted at the time 0."""
-    hand = Hand()
-    hand.see(nodes(1, 1))
+    hand = Hand.seeing(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
     return hand.allocator.state.leases[RequestId("a")]
 

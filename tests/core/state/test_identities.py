@@ -10,8 +10,8 @@ from moorage.core.state.facts import ClusterSet
 from moorage.core.state.identities import is_same_machine
 from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
-from moorage.core.turns.events import ClusterGone, ReleaseAsked, Restarted
-from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId
+from moorage.core.turns.events import ClusterGone, Restarted
+from moorage.model import Cluster, ClusterId, Code, Demand, NodeId
 
 ONE = Demand(gpus=1)
 
@@ -36,8 +36,7 @@ def gpus(hand: Hand) -> int:
 
 
 def test_the_second_node_of_one_machine_has_no_capacity() -> None:
-    hand = Hand()
-    hand.see(machines("b", ("device GPU-1",)))
+    hand = Hand.seeing(machines("b", ("device GPU-1",)))
     hand.see(machines("a", ("device GPU-1",), ("device GPU-2",)))
     assert twins(hand) == {"a/n000": "b/n000"}
     assert gpus(hand) == 2
@@ -49,14 +48,12 @@ def test_the_second_node_of_one_machine_has_no_capacity() -> None:
 
 
 def test_only_one_of_two_nodes_on_one_machine_has_capacity() -> None:
-    hand = Hand()
-    hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
+    hand = Hand.seeing(machines("a", ("machine m",), ("machine m",), ("machine n",)))
     assert twins(hand) == {"a/n001": "a/n000"}
 
 
 def test_a_node_without_identity_is_not_a_duplicate() -> None:
-    hand = Hand()
-    hand.see(machines("a", (), ()))
+    hand = Hand.seeing(machines("a", (), ()))
     hand.see(machines("b", (), ()))
     assert twins(hand) == {}
     assert gpus(hand) == 4
@@ -84,14 +81,13 @@ def test_a_duplicate_node_has_capacity_once_the_first_node_is_gone() -> None:
 
 
 def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("device GPU-1",)))
+    hand = Hand.seeing(machines("c", ("device GPU-1",)))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     hand.step(ClusterGone(ClusterId("c")))
     hand.see(machines("d", ("device GPU-1",)))
     assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
     assert gpus(hand) == 0
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
     assert gpus(hand) == 1
 
@@ -100,8 +96,7 @@ def test_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended() -> N
 def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_have_ended(
     others,
 ) -> None:
-    before = Hand()
-    before.see(machines("c", ("machine 1",), *([others] if others else [])))
+    before = Hand.seeing(machines("c", ("machine 1",), *([others] if others else [])))
     before.grant(ask("holder", ONE), place("n000", "0"))
     if others:
         stays = machines("c", (), others)
@@ -116,13 +111,12 @@ def test_after_a_restart_a_machine_that_was_moved_has_capacity_once_its_leases_h
     hand.step(Restarted(60.0))
     check(hand.allocator.state)
     assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
 
 
 def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("machine m",)))
+    hand = Hand.seeing(machines("c", ("machine m",)))
     old = machines("c", ("machine m",))
     renamed = replace(old, nodes=(replace(old.nodes[0], id=NodeId("new")),))
     hand.see(renamed)
@@ -130,7 +124,7 @@ def test_a_renamed_node_has_its_capacity_under_its_new_name() -> None:
     hand.grant(ask("holder", ONE), place("new", "0"))
     hand.see(old)
     assert twins(hand) == {"c/n000": "c/new"}
-    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.release("holder")
     assert twins(hand) == {}
 
 
@@ -168,16 +162,14 @@ def test_one_machine_id_with_different_gpus_is_two_machines() -> None:
 
 
 def test_a_request_for_a_duplicate_node_alone_does_not_fit() -> None:
-    hand = Hand()
-    hand.see(machines("a", ("machine m",)))
+    hand = Hand.seeing(machines("a", ("machine m",)))
     hand.see(machines("b", ("machine m",)))
     refused = hand.ask(ask("r", ONE, candidates=(ClusterId("b"),)))
     assert answers(refused)[0].code is Code.NEVER_FITS
 
 
 def test_a_request_waits_for_a_machine_that_leases_hold_under_another_name() -> None:
-    hand = Hand()
-    hand.see(machines("c", ("machine m",)))
+    hand = Hand.seeing(machines("c", ("machine m",)))
     hand.grant(ask("holder", ONE), place("n000", "0"))
     hand.step(ClusterGone(ClusterId("c")))
     hand.see(machines("d", ("machine m",)))
@@ -188,6 +180,6 @@ def test_a_request_waits_for_a_machine_that_leases_hold_under_another_name() -> 
     (refused,) = answers(hand.ask(ask("two", Demand(gpus=2), **elsewhere)))
     assert refused.code is Code.NEVER_FITS
     hand.ask(ask("waits", ONE, wait=50.0, **elsewhere))
-    turn = hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    turn = hand.release("holder")
     hand.propose(turn, place("n000", "0") | {"cluster_id": "d"})
     assert "waits" in hand.allocator.state.leases

@@ -12,17 +12,15 @@ from moorage.daemon.history.recalled_fleets import (
     RECALLS_OF_TENANT_MAX,
     RecalledFleets,
 )
-from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.rights import Caller, Role
-from moorage.storage.sqlite.facts import SqliteFacts
+from tests.ledger.facts import opened
 
 
 @pytest.fixture
 async def fleets(tmp_path: Path) -> AsyncIterator[RecalledFleets]:
-    ledger = StoredLedger(SqliteFacts(tmp_path / "ledger.db"))
-    await ledger.open()
+    ledger = await opened(tmp_path / "ledger.db")
     yield RecalledFleets(ledger, Decisions(ledger))
     await ledger.close()
 

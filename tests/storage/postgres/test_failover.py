@@ -6,23 +6,17 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.faults.database import PostgresServer, find_programs, running_postgres
-from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.stored import StoredLedger
-from moorage.model import RequestId
+from tests.ledger.facts import NOW, numbered_facts
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from moorage.storage.postgres.storage import PostgresStorage  # noqa: E402  # After the skip.
 
-NOW = 1_763_647_000.125
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 END_WAITING = f"SELECT pg_terminate_backend(pid) {WAITING}"
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
 @pytest.fixture

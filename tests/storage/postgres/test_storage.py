@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.database import PGBOUNCER
-from moorage.core.state.facts import Fact, Renewed
 from moorage.daemon.access.audit_chain import ChainError
 from moorage.daemon.access.audit_table import AuditTable, is_begin_known, verify_rows
 from moorage.daemon.access.lease_tokens import digest
@@ -19,7 +18,6 @@ from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import Tokens
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.stored import StoredLedger
-from moorage.model import RequestId
 from moorage.records.audit import AuditEntry
 from moorage.storage.base import (
     AuditEnd,
@@ -28,6 +26,7 @@ from moorage.storage.base import (
     StorageLocked,
     TokenRow,
 )
+from tests.ledger.facts import NOW, numbered_facts
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
@@ -37,7 +36,6 @@ from moorage.storage.postgres.shared_table import FRESH_SECONDS  # noqa: E402  #
 from moorage.storage.postgres.storage import PostgresStorage, prepare  # noqa: E402  # As above.
 from moorage.storage.sqlite.storage import SqliteStorage  # noqa: E402  # As above.
 
-NOW = 1_763_647_000.125
 HOLDER = """
 import sys
 from moorage.storage.postgres.storage import PostgresStorage
@@ -46,10 +44,6 @@ facts.open()
 print("open", flush=True)
 input()
 """
-
-
-def numbered_facts(first: int, last: int) -> list[Fact]:
-    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
 @pytest.fixture

@@ -329,6 +329,22 @@ class Counted(msgspec.Struct, frozen=True, gc=False):
     fencing: int
 
 
+AboutLease = (
+    Renewed
+    | Started
+    | Finished
+    | Requeued
+    | Paused
+    | Resumed
+    | Preempted
+    | Spared
+    | Moved
+    | Ending
+    | Warmed
+    | Ended
+)
+"""A change of one granted lease, whose id is `lease`."""
+
 Fact = (
     ClusterSet
     | ClusterRemoved
@@ -345,18 +361,7 @@ Fact = (
     | WaitExtended
     | Dequeued
     | Granted
-    | Renewed
-    | Started
-    | Finished
-    | Requeued
-    | Paused
-    | Resumed
-    | Preempted
-    | Spared
-    | Moved
-    | Ending
-    | Warmed
-    | Ended
+    | AboutLease
     | Carried
     | ClockMoved
     | Counted

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.backends.base import Phase, WorkloadReport
 from moorage.core.state.facts import (
+    AboutLease,
     ClockMoved,
     ClusterRemoved,
     ClusterSet,
@@ -65,21 +66,6 @@ OTHERS_MAX: Final = 20
 """Maximum news per second of other tenants' leases; of further news, only the number is sent."""
 
 log = structlog.get_logger("moored")
-
-_AboutLease = (
-    Renewed
-    | Started
-    | Finished
-    | Requeued
-    | Paused
-    | Resumed
-    | Preempted
-    | Spared
-    | Moved
-    | Ending
-    | Warmed
-    | Ended
-)
 
 
 class Watchers:
@@ -233,7 +219,7 @@ class Watchers:
                     self._tell_of_lease(fact)
 
     def _tell_of_lease(self, fact: Fact) -> None:
-        if isinstance(fact, _AboutLease):
+        if isinstance(fact, AboutLease):
             # Only the fact counts: the state may be ahead of the durable facts.
             lease = self.lease(fact.lease)
             if lease is not None:
@@ -337,7 +323,7 @@ def _about_fleet(
 
 
 def _about_lease(  # noqa: C901  # One case per fact.
-    fact: _AboutLease,
+    fact: AboutLease,
 ) -> tuple[str, JsonObject]:
     match fact:
         case Renewed(lease, expires_at):
