@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from moorage.daemon.access.audit_files import read_lines
 from moorage.daemon.access.audit_log import AuditLog
@@ -24,7 +25,7 @@ async def start(folder: Path, tokens: Mapping[str, str], *then: Mapping[str, str
 
 
 def entries(folder: Path) -> list[object]:
-    return [entry["about"] for entry in read_lines(folder)]
+    return [entry.get("about") for entry in read_lines(folder)]
 
 
 async def test_a_start_notes_the_tenants_whose_tokens_changed_since_the_last_run(
@@ -66,7 +67,10 @@ async def test_the_file_has_no_digest_by_which_a_token_can_be_guessed(tmp_path: 
 @pytest.mark.parametrize("text", ['{"tags":', f'{{"key":"{"A" * 200}","tags":[]}}'])
 async def test_a_damaged_file_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    await start(tmp_path, TOKENS)
-    assert entries(tmp_path) == []
+    with capture_logs() as lines:
+        await start(tmp_path, TOKENS)
+    assert [each["event"] for each in lines] == ["tokens_not_remembered"]
+    (lost,) = read_lines(tmp_path)
+    assert lost["what"] == "tokens.seen_lost", "the changes since the last run are unknown"
     await start(tmp_path, {"t-ann": "ann"})
-    assert entries(tmp_path) == [{"added_for": [], "removed_for": ["bob"]}]
+    assert entries(tmp_path)[1:] == [{"added_for": [], "removed_for": ["bob"]}]

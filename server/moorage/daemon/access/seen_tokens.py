@@ -51,16 +51,26 @@ class SeenTokens:
     def __init__(self, folder: Path, audit: AuditLog) -> None:
         self._path = folder / FILE
         self._audit = audit
+        self._seen: _Seen | None = None
+        """What the file has; None: the file is missing or damaged."""
 
     async def compare(self, tokens: Mapping[str, str]) -> None:
         """Note which tenants' tokens were added or removed since the last run, and remember.
 
+        An entry `tokens.seen_lost` says that the file was damaged: these changes are unknown.
+
         Args:
             tokens: The tenant of each token, at the server's start.
         """
-        seen = self._read()
-        if seen is not None:
-            now, before = set(_tags(tokens, seen.key)), set(seen.tags)
+        try:
+            self._seen = msgspec.json.decode(read_file(self._path), type=_Seen)
+        except FileNotFoundError:  # The first server of this folder has nothing to compare with.
+            pass
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("tokens_not_remembered", reason=f"{self._path}: {error}")
+            self._audit.note(AuditEntry(time.time(), "tokens.seen_lost", "moored"))
+        else:
+            now, before = set(_tags(tokens, self._seen.key)), set(self._seen.tags)
             if now != before:
                 self.note(_tenants(now - before), _tenants(before - now))
         await self.remember(tokens)
@@ -73,24 +83,14 @@ class SeenTokens:
     async def remember(self, tokens: Mapping[str, str]) -> None:
         """Store what the next start compares, once the audit log has the entry of a change."""
         await self._audit.flush()
-        seen = self._read()
-        key = secrets.token_bytes(_KEY_BYTES) if seen is None else seen.key
+        key = secrets.token_bytes(_KEY_BYTES) if self._seen is None else self._seen.key
         latest = _Seen(key, _tags(tokens, key))
-        if latest != seen:
+        if latest != self._seen:
             try:
                 write_durably(self._path, msgspec.json.encode(latest))
+                self._seen = latest
             except OSError as error:  # The next start then notes this change once more.
                 log.warning("tokens_not_remembered", reason=str(error))
-
-    def _read(self) -> _Seen | None:
-        """Return what the file has; None: this folder's first server, or the file is damaged."""
-        try:
-            return msgspec.json.decode(read_file(self._path), type=_Seen)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning("tokens_not_remembered", reason=f"{self._path}: {error}")
-            return None
 
 
 def _tags(tokens: Mapping[str, str], key: bytes) -> list[tuple[str, str]]:
