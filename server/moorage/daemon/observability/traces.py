@@ -131,11 +131,16 @@ class RequestTraces:
             case ConsultFailed():
                 self._finish(event.request, "policy", code=event.refusal.code.value)
             case WorkloadStarted():
-                self._finish(event.lease, "start")
+                self._finish(event.lease, "start", address=event.endpoint)
                 if (followed := self._requests.get(event.lease)) is not None:
                     followed.started = event.fencing
-            case WorkloadFailed() | WorkloadEnded():
+            case WorkloadFailed():
                 self._finish(event.lease, "start", reason=event.reason)
+            case WorkloadEnded(lease, _, phase, reason, exit_code):
+                self._finish(lease, "start", reason=reason)
+                if (followed := self._requests.get(lease)) is not None:
+                    about = {"phase": phase, "reason": reason, "exit_code": exit_code}
+                    log.debug("request_workload_ended", **followed.ids(), **about)
             case _:  # Other events belong to no part of a request.
                 pass
         for fact in turn.facts:
@@ -183,6 +188,7 @@ class RequestTraces:
             case Ended(lease_id):
                 if (followed := self._requests.pop(lease_id, None)) is not None:
                     self._end(followed, "start", reason=fact.reason)
+                    log.debug("request_lease_ended", **followed.ids(), reason=fact.reason)
             case _:  # Others belong to no part of a request.
                 pass
 
