@@ -13,7 +13,9 @@ import msgspec
 import pytest
 import typer
 
+from moorage.model import Tenant
 from moorage.records.requests import Resources
+from moorage.records.rights import Caller, Right, Role
 from moorage_client.cli import looking, program, publishing
 from moorage_client.cli.output import explain_failure, fields
 from moorage_client.cli.sentences import _MISFITS
@@ -154,6 +156,14 @@ def test_each_error_of_a_command_has_a_hint_for_its_cause(capsys, error, hint):
     assert hint in capsys.readouterr().err
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
     assert "fleet import" not in capsys.readouterr().err, "the similar name is enough of a hint"
+
+
+def test_the_refusal_of_a_metrics_token_says_what_this_token_is_for(capsys):
+    scraper = Caller(Tenant("ops"), Role.METRICS)
+    explain_failure(refusal("unauthorized", scraper.refusal(Right.READ)))
+    shown = capsys.readouterr().err
+    assert "A token with the role metrics reads /metrics only." in shown
+    assert "Say who you are" not in shown, "the caller said so"
 
 
 def test_a_shadow_is_reported_in_words(capsys):

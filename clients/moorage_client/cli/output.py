@@ -65,6 +65,8 @@ _CHANGE: Final = frozenset({"field", "asked", "fits"})
 _FAR_SECONDS: Final = 1e12
 """Largest number that is shown as a time, some thirty thousand years from now."""
 
+_SCRAPER: Final = "with the role metrics"
+"""Part of the server's refusal of a token that may only read `/metrics`."""
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
         "Register a policy with `moorage policy push FILE`, or a shipped one, such as `moorage "
@@ -392,7 +394,9 @@ def explain_failure(error: MoorageError) -> None:
             _explain_place(error)
         case RequestRefused():
             _explain_details(error)
-            if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
+            if error.code == Code.UNAUTHORIZED and _SCRAPER in error.reason:
+                note("A token with the role metrics reads /metrics only.")
+            elif error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, MOORAGE_TOKEN or `moorage login`.")
             if error.code in _MISSING and "did you mean" not in error.reason.lower():
                 note(_MISSING[error.code])
