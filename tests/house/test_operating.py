@@ -95,6 +95,15 @@ def test_workloads_outlive_a_restart_of_the_systemd_unit(root: Path, name: str) 
     assert {"DynamicUser", "PrivateTmp"}.isdisjoint(service), "systemd ends these with the daemon"
 
 
+@pytest.mark.parametrize("name", ["moored.service", "moored-agent.service"])
+def test_systemd_does_not_retry_with_a_wrong_setting(root: Path, name: str) -> None:
+    """The retries would push the reason out of `systemctl status`, and a mended start be refused."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str
+    unit.read(root / "deploy" / "systemd" / name)
+    assert "2" in unit["Service"]["RestartPreventExitStatus"].split()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_accepts_the_unit(root: Path, tmp_path: Path) -> None:
     folder = root / "deploy" / "systemd"
