@@ -97,7 +97,7 @@ def test_workloads_outlive_a_restart_of_the_systemd_unit(root: Path, name: str) 
 
 @pytest.mark.parametrize("name", ["moored.service", "moored-agent.service"])
 def test_systemd_does_not_retry_with_a_wrong_setting(root: Path, name: str) -> None:
-    """The retries would push the reason out of `systemctl status`, and a mended start be refused."""
+    """Retries would push the reason out of `systemctl status`, and delay the start after a mend."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
     unit.read(root / "deploy" / "systemd" / name)
