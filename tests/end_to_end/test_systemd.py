@@ -42,7 +42,7 @@ systemctl daemon-reload
 
 Shell = Callable[[str], str]
 BOOT_SECONDS_MAX: Final = 180.0
-"""Seconds that a step may take on a busy machine: each command starts Python anew."""
+"""Seconds that a step may take: on a busy machine, each command takes some."""
 
 
 until_done = functools.partial(until, seconds=BOOT_SECONDS_MAX)

@@ -30,7 +30,7 @@ PENDING_MAX: Final = 100_000
 number."""
 GATHER_SECONDS: Final = 0.02
 """Seconds in which entries are gathered, to be written together."""
-GATHER_SECONDS_MAX: Final = 0.2
+GATHER_SECONDS_MAX: Final = 0.5
 """Seconds in which entries are gathered under load: each wake-up of the thread takes the
 interpreter's lock from the event loop several times, which costs more than the entries."""
 BATCH_MANY: Final = 4

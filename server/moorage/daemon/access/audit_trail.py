@@ -95,15 +95,18 @@ class AuditTrail:
         if not self._audit.is_on:
             return
         if turn.facts:
-            to, number = getattr(event, "to", None), self._stepped
+            number = self._stepped
             for fact in turn.facts:
                 number += 1
                 if type(fact) is Granted:
                     entry: AuditEntry | None = self._grant(fact.lease)
-                elif type(fact) is Ended:
-                    entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
                 else:
-                    entry = self._entry(fact, to)
+                    to = getattr(event, "to", None)  # A grant's caller waits since another event.
+                    if type(fact) is Ended:
+                        why = fact.reason
+                        entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, why)
+                    else:
+                        entry = self._entry(fact, to)
                 if entry is not None:
                     entry.seq = number
                     self._made.append(entry)

@@ -71,7 +71,7 @@ class Measures:
             kind = type(fact)
             if kind in recorded:
                 recorded[kind] += 1
-                if isinstance(fact, Granted) and fact.lease.inherited:
+                if type(fact) is Granted and fact.lease.inherited:
                     self._taken_over.inc()
 
     def _settle(self) -> Iterable[Metric]:

@@ -164,11 +164,11 @@ class DurationMetrics:
     def observe_facts(self, facts: Sequence[Fact]) -> None:
         """Measure waiting and starts, by durable facts. Runs on the hot path."""
         for fact in facts:
-            if isinstance(fact, Granted):
+            if type(fact) is Granted:  # Here and below: quicker than `isinstance` of a Struct.
                 lease = fact.lease
                 waited = lease.granted_at - lease.asked_at
                 self._waiting.observe(lease.policy.uri, max(0.0, waited))
-            elif isinstance(fact, Started):
+            elif type(fact) is Started:
                 self._note_start(fact)
 
     def observe_commit(self, seconds: float) -> None:
