@@ -144,16 +144,13 @@ def settings() -> SliceSettings:
 
 @pytest.fixture
 def make_pool(ready: World, settings: SliceSettings) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes pools, of `scaled` slices, which are drained at the end."""
+    """Return a function that makes pools, which are drained at the end."""
     pools = []
 
-    def make(tpu_type: str | None = None, scaled: Any = None, **options: Any) -> Any:
+    def make(tpu_type: str | None = None, **options: Any) -> Any:
         options.setdefault("settings", settings)
-        pool = SlicePoolManager(tpu_type, **options)
-        pools.append(pool)
-        if scaled is not None:
-            pool.scale_multislice(scaled)
-        return pool
+        pools.append(SlicePoolManager(tpu_type, **options))
+        return pools[-1]
 
     yield make
     for pool in pools:

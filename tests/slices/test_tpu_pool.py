@@ -43,7 +43,8 @@ def wait_until_gone(folder):
 
 
 def test_each_slice_reports_its_info(make_pool, ready):
-    pool = make_pool(TYPE, scaled=2)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(2)
     members = pool.get_all_pool_members()
     assert [each.actor_info.slice_name for each in members] == ["tpu-a", "tpu-b"]
     assert all(isinstance(each, ActorPoolMember) for each in members)
@@ -71,7 +72,8 @@ def test_each_slice_reports_its_info(make_pool, ready):
 
 
 def test_each_host_of_a_slice_is_reserved_on_a_separate_node(make_pool):
-    pool = make_pool(TYPE, scaled=1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(1)
     pool.prepare_all_slices()
     groups = ray.util.placement_group_table().values()
     (group,) = (each for each in groups if len(each["bundles"]) == 2 and each["state"] == "CREATED")
@@ -81,7 +83,8 @@ def test_each_host_of_a_slice_is_reserved_on_a_separate_node(make_pool):
 
 
 def test_a_function_runs_on_each_host(make_pool, ready):
-    pool = make_pool(TYPE, scaled=2)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(2)
     nested = pool.execute_on_each_slice(where, env={"MINE": 7}, runtime_env={})
     results = [ray.get(refs) for refs in nested]
     nodes = [[node for node, _, _ in hosts] for hosts in results]
@@ -100,7 +103,8 @@ def test_a_function_runs_on_each_host(make_pool, ready):
 
 
 def test_results_are_returned_for_each_host(make_pool):
-    pool = make_pool(TYPE, scaled=1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(1)
 
     def add(first, second, *, third):
         return first + second + third + int(os.environ["MINE"])
@@ -112,7 +116,8 @@ def test_results_are_returned_for_each_host(make_pool):
 
 
 def test_growth_of_a_pool_does_not_disturb_running_tasks(make_pool, tmp_path):
-    pool = make_pool(TYPE, scaled=1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(1)
     gate = tmp_path / "gate"
 
     def waits():
@@ -131,7 +136,8 @@ def test_growth_of_a_pool_does_not_disturb_running_tasks(make_pool, tmp_path):
 def test_the_first_failure_of_a_task_names_its_host_and_ends_the_tasks_on_other_hosts(
     make_pool, ready, tmp_path
 ):
-    pool = make_pool(TYPE, scaled=2)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(2)
 
     def one_fails(folder):
         (folder / str(os.getpid())).touch()
@@ -150,7 +156,8 @@ def test_the_first_failure_of_a_task_names_its_host_and_ends_the_tasks_on_other_
 
 
 def test_a_time_limit_of_a_call_ends_the_tasks_on_all_hosts(make_pool, tmp_path, settings):
-    pool = make_pool(TYPE, scaled=1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(1)
 
     def first_ends(folder):
         if os.environ["TPU_HOST_ID"] == "1":
@@ -172,7 +179,8 @@ def test_a_time_limit_of_a_call_ends_the_tasks_on_all_hosts(make_pool, tmp_path,
 
 
 def test_a_new_task_on_a_host_cancels_the_previous_task(make_pool, tmp_path):
-    pool = make_pool(TYPE, scaled=1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(1)
     refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # The task's work.
     assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
     for ref in refs:
@@ -217,8 +225,10 @@ def test_a_pool_that_can_never_fit_fails_at_once(make_pool, settings):
 
 
 def test_a_smaller_size_is_tried_after_the_larger_size_has_had_its_time(make_pool):
-    other = make_pool(TYPE, scaled=1)
-    pool = make_pool(TYPE, scaled=[2, 1], timeout=6)
+    other = make_pool(TYPE)
+    other.scale_multislice(1)
+    pool = make_pool(TYPE)
+    pool.scale_multislice([2, 1], timeout=6)
     first = names(pool)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
         pool.scale_multislice(2, timeout=1)
@@ -230,11 +240,13 @@ def test_a_smaller_size_is_tried_after_the_larger_size_has_had_its_time(make_poo
 
 
 def test_a_pool_that_shrinks_frees_reserved_hosts(make_pool):
-    pool = make_pool(TYPE, scaled=2)
+    pool = make_pool(TYPE)
+    pool.scale_multislice(2)
     pool.prepare_all_slices()
     pool.scale_multislice(1)
     assert names(pool) == ["tpu-a"]
-    other = make_pool(TYPE, scaled=1, timeout=20)
+    other = make_pool(TYPE)
+    other.scale_multislice(1, timeout=20)
     other.prepare_all_slices(timeout=20)
     assert names(other) == ["tpu-b"]
 
