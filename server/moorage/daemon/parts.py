@@ -610,7 +610,7 @@ def make_web_services(
         allocate=allocation.allocate if config.allocate_over_http else None,
         operate=allocation.operate,
         named_tokens=TokenChanges(
-            core.tokens.named,
+            core.tokens.read_named_tokens,
             lambda: open_storage(config.storage, config.data_dir).tokens(),
             stores.audit,
             core.gateway.expel,

@@ -76,9 +76,10 @@ class TokenChanges:
                 field="name",
             ),
         )
+        after: JsonObject = {"role": new.role, "tenant": new.tenant, "expires_at": end}
+        self._note("token.created", caller, remote, new.name, after=after)
         made = await self._find(new.name)
         self.expel()
-        self._note("token.created", caller, remote, made, after=_terms(made))
         return CreatedToken(token=secret, **asdict(made))
 
     async def revoke(self, name: str, caller: Caller, remote: str) -> tuple[TokenState, bool]:
@@ -92,10 +93,12 @@ class TokenChanges:
             Code.NOT_FOUND, f"no token is named “{name}”; GET /tokens lists all", field="name"
         )
         is_new = await self._change(lambda store: store.revoke(name, now), unknown)
+        if is_new:
+            found = (each for each in (self.known() or {}).values() if each.name == name)
+            before = next(map(_terms, found), None)  # None: this server does not know it yet.
+            self._note("token.revoked", caller, remote, name, before=before)
         was = await self._find(name, is_revoked=True)
         self.expel()
-        if is_new:
-            self._note("token.revoked", caller, remote, was, before=_terms(was))
         return was, is_new
 
     async def _change(self, change: Callable[[TokenStore], T], wrong_name: ServiceError) -> T:
@@ -111,7 +114,7 @@ class TokenChanges:
             raise wrong_name from error
         except (TokenStoreError, StorageError) as error:
             log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
-            raise _unavailable("nothing was changed: the server cannot write its tokens") from error
+            raise _unavailable("the server cannot write its tokens") from error
 
     async def _find(self, name: str, *, is_revoked: bool = False) -> TokenState:
         """Return a token once this server knows its change."""
@@ -128,11 +131,11 @@ class TokenChanges:
         what: str,
         caller: Caller,
         remote: str,
-        made: TokenState,
+        name: str,
         before: JsonObject | None = None,
         after: JsonObject | None = None,
     ) -> None:
-        about: JsonObject = {"token": made.name}
+        about: JsonObject = {"token": name}
         by = caller.tenant, caller.role, caller.token_name, remote
         self.audit.note(AuditEntry(time.time(), what, *by, about, before, after))
 
@@ -141,5 +144,5 @@ def _unavailable(what: str) -> ServiceError:
     return ServiceError(Code.UNAVAILABLE, f"{what}; its log says why. Send the request again later")
 
 
-def _terms(made: TokenState) -> JsonObject:
+def _terms(made: NamedToken) -> JsonObject:
     return {"role": made.role, "tenant": made.tenant, "expires_at": made.expires_at}

@@ -100,7 +100,7 @@ class Tokens:
     @property
     def required(self) -> bool:
         """Whether callers need a token: some are or were configured, or there is an issuer."""
-        return bool(self._callers) or self._issuer is not None or self.named() != {}
+        return bool(self._callers) or self._issuer is not None or self.read_named_tokens() != {}
 
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
@@ -111,7 +111,7 @@ class Tokens:
         shown = digest(bearer or "")
         if (found := self._callers.get(shown)) is not None:
             return found
-        named = (self.named() or {}).get(shown)
+        named = (self.read_named_tokens() or {}).get(shown)
         if named is not None:
             valid = named.is_valid(time.time())
             return Caller(Tenant(named.tenant), named.role, named.name) if valid else None
@@ -121,7 +121,7 @@ class Tokens:
         """Return what is wrong with a token that was refused, for the audit log."""
         if bearer is None:
             return "no token"
-        named = (self.named() or {}).get(digest(bearer))
+        named = (self.read_named_tokens() or {}).get(digest(bearer))
         if named is None:
             of_issuer = "" if self._issuer is None else self._issuer.why_refused(bearer)
             return of_issuer or "the token is unknown"
@@ -134,7 +134,7 @@ class Tokens:
         Its result: whether the token can be verified now. It cannot be if its issuer does not
         answer, or the store of named tokens cannot be read: a database that restarts, say.
         """
-        if bearer and self.named() is None and digest(bearer) not in self._callers:
+        if bearer and self.read_named_tokens() is None and digest(bearer) not in self._callers:
             return _unverifiable()
         return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
 
@@ -148,11 +148,11 @@ class Tokens:
         Args:
             expel: Closes the sessions of callers who no longer have a valid token.
         """
-        before, named, due = self._find_ended(), self.named(), 0.0
+        before, named, due = self._find_ended(), self.read_named_tokens(), 0.0
         while True:
             # A database that does not answer holds up the event loop at each look.
             await asyncio.sleep(FOLLOW_SECONDS if self._failure else LOOK_SECONDS)
-            if (latest := self.named()) is named and time.monotonic() < due:
+            if (latest := self.read_named_tokens()) is named and time.monotonic() < due:
                 continue
             named, due = latest, time.monotonic() + FOLLOW_SECONDS
             now = self._find_ended()
@@ -164,11 +164,11 @@ class Tokens:
 
     def _find_ended(self) -> tuple[bool, frozenset[str]]:
         """Return whether callers need a token, and which named tokens are no longer valid."""
-        now, named = time.time(), self.named() or {}
+        now, named = time.time(), self.read_named_tokens() or {}
         ended = frozenset(key for key, each in named.items() if not each.is_valid(now))
         return self.required, ended
 
-    def named(self) -> Mapping[str, NamedToken] | None:
+    def read_named_tokens(self) -> Mapping[str, NamedToken] | None:
         """Return named tokens by digest; None if the store cannot be read: then all are refused."""
         if self._store is None:
             return {}
