@@ -101,12 +101,8 @@ class AuditTrail:
                 if type(fact) is Granted:
                     entry: AuditEntry | None = self._grant(fact.lease)
                 else:
-                    to = getattr(event, "to", None)  # A grant's caller waits since another event.
-                    if type(fact) is Ended:
-                        why = fact.reason
-                        entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, why)
-                    else:
-                        entry = self._entry(fact, to)
+                    # Only of these, the event has the caller: a grant's caller has waited longer.
+                    entry = self._entry(fact, getattr(event, "to", None))
                 if entry is not None:
                     entry.seq = number
                     self._made.append(entry)

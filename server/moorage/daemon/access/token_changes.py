@@ -70,14 +70,12 @@ class TokenChanges:
         end = None if lifetime is None else now + lifetime
         secret = await self._change(
             lambda store: store.create(new.name, new.role, new.tenant, now, end),
-            ServiceError(
-                Code.ALREADY_EXISTS,
-                f"a token “{new.name}” exists; choose another name",
-                field="name",
-            ),
+            Code.ALREADY_EXISTS,
         )
+        by = caller.tenant, caller.role, caller.token_name, remote
         after: JsonObject = {"role": new.role, "tenant": new.tenant, "expires_at": end}
-        self._note("token.created", caller, remote, new.name, after=after)
+        about: JsonObject = {"token": new.name}
+        self.audit.note(AuditEntry(now, "token.created", *by, about, after=after))
         made = await self._find(new.name)
         self.expel()
         return CreatedToken(token=secret, **asdict(made))
@@ -89,19 +87,17 @@ class TokenChanges:
             ServiceError: No token has this name (`not_found`).
         """
         now = time.time()
-        unknown = ServiceError(
-            Code.NOT_FOUND, f"no token is named “{name}”; GET /tokens lists all", field="name"
-        )
-        is_new = await self._change(lambda store: store.revoke(name, now), unknown)
+        is_new = await self._change(lambda store: store.revoke(name, now), Code.NOT_FOUND)
         if is_new:
+            by = caller.tenant, caller.role, caller.token_name, remote
             found = (each for each in (self.known() or {}).values() if each.name == name)
             before = next(map(_terms, found), None)  # None: this server does not know it yet.
-            self._note("token.revoked", caller, remote, name, before=before)
+            self.audit.note(AuditEntry(now, "token.revoked", *by, {"token": name}, before))
         was = await self._find(name, is_revoked=True)
         self.expel()
         return was, is_new
 
-    async def _change(self, change: Callable[[TokenStore], T], wrong_name: ServiceError) -> T:
+    async def _change(self, change: Callable[[TokenStore], T], wrong_name: Code) -> T:
         """Change the store in a thread, over a connection that the event loop does not use."""
 
         def run() -> T:
@@ -111,7 +107,7 @@ class TokenChanges:
         try:
             return await asyncio.to_thread(run)
         except TokenNameError as error:
-            raise wrong_name from error
+            raise ServiceError(wrong_name, str(error), field="name") from error
         except (TokenStoreError, StorageError) as error:
             log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # A traceback says no more.
             raise _unavailable("the server cannot write its tokens") from error
@@ -125,19 +121,6 @@ class TokenChanges:
                     return each.shown(time.time())
             await asyncio.sleep(_POLL_SECONDS)
         raise _unavailable("the change is stored, but the server cannot read its tokens")
-
-    def _note(
-        self,
-        what: str,
-        caller: Caller,
-        remote: str,
-        name: str,
-        before: JsonObject | None = None,
-        after: JsonObject | None = None,
-    ) -> None:
-        about: JsonObject = {"token": name}
-        by = caller.tenant, caller.role, caller.token_name, remote
-        self.audit.note(AuditEntry(time.time(), what, *by, about, before, after))
 
 
 def _unavailable(what: str) -> ServiceError:

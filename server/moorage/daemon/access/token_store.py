@@ -123,7 +123,7 @@ class TokenStore:
         with self._errors():
             revoked = self._rows.revoke(name, now)
         if revoked is None:
-            reason = f"no token is named “{name}”; `moored token list` shows all"
+            reason = f"no token is named “{name}”; `moored token list` or GET /tokens shows all"
             raise TokenNameError(reason)
         return revoked
 
